@@ -1,0 +1,1 @@
+"""Checks, verdicts, tables, plots and reports, all from evidence alone."""

@@ -1,0 +1,1 @@
+"""Scenario files and what runs them: command line, schema, runner, workloads, exploration."""

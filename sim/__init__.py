@@ -1,0 +1,1 @@
+"""The simulated world: event loop, actors, network, engines, cluster, storage and faults on SimPy."""
