@@ -1,0 +1,93 @@
+"""What a test may need beyond the core install, and what happens where it is absent.
+
+A test says what it needs by a marker (pyproject.toml lists them). Absent: the test is skipped and counted in the
+summary. Absent but *required*: the test fails. Required are ray, the shared inputs and the CPU SGLang under
+``CI=true``; ``SEATRIAL_REQUIRE=ray,shared`` names another set.
+"""
+
+from __future__ import annotations
+
+import collections
+import importlib.util
+import os
+import pathlib
+from collections.abc import Callable
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+REQUIRED_IN_CI = ("ray", "shared", "sglang_cpu")
+
+
+def shared_folder() -> pathlib.Path | None:
+    """The folder of public inputs: ``SEATRIAL_SHARED``, else ``../shared`` beside the checkout. None where absent."""
+    folder = pathlib.Path(os.environ.get("SEATRIAL_SHARED") or ROOT.parent / "shared")
+    return folder if (folder / "data").is_dir() else None
+
+
+def sglang_cpu_python() -> str | None:
+    """The interpreter of an environment with an SGLang that runs on the CPU (``SEATRIAL_SGLANG_PYTHON``)."""
+    python = os.environ.get("SEATRIAL_SGLANG_PYTHON", "")
+    return python if python and os.access(python, os.X_OK) else None
+
+
+def _installed(*modules: str) -> Callable[[], bool]:
+    return lambda: all(importlib.util.find_spec(module) is not None for module in modules)
+
+
+# marker -> (is it here?, how to get it)
+NEEDS: dict[str, tuple[Callable[[], bool], str]] = {
+    "shared": (
+        lambda: shared_folder() is not None,
+        "put the shared folder beside the checkout or name it in SEATRIAL_SHARED",
+    ),
+    "ray": (_installed("ray"), "pip install -e '.[test]'"),
+    "sglang_cpu": (lambda: sglang_cpu_python() is not None, "name its interpreter in SEATRIAL_SGLANG_PYTHON"),
+    "torch": (_installed("torch"), "pip install -e '.[real]'"),
+    "dev_tools": (_installed("importlinter", "ruff"), "pip install -e '.[dev]'"),
+}
+
+
+def required() -> frozenset[str]:
+    """The needs whose absence is a failure."""
+    named = os.environ.get("SEATRIAL_REQUIRE")
+    if named is None:
+        return frozenset(REQUIRED_IN_CI if os.environ.get("CI") == "true" else ())
+    names = frozenset(name.strip() for name in named.split(",") if name.strip())
+    unknown = sorted(names - NEEDS.keys())
+    if unknown:
+        raise pytest.UsageError(f"SEATRIAL_REQUIRE: unknown {', '.join(unknown)}; known: {', '.join(NEEDS)}")
+    return names
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    required()  # a misspelt name stops the run here, not at the first test
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    for name, (present, remedy) in NEEDS.items():
+        if item.get_closest_marker(name) is None or present():
+            continue
+        if name in required():
+            pytest.fail(f"{name} is required here and absent: {remedy}", pytrace=False)
+        pytest.skip(f"{name} is absent: {remedy}")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    # Counted from the reports, which also arrive from the workers of pytest-xdist.
+    absent: collections.Counter[str] = collections.Counter()
+    for report in terminalreporter.stats.get("skipped", []):
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+        for name in NEEDS:
+            if f"{name} is absent: " in reason:
+                absent[name] += 1
+    for name, count in sorted(absent.items()):
+        terminalreporter.write_line(f"not run because {name} is absent: {count} tests ({NEEDS[name][1]})")
+
+
+@pytest.fixture(scope="session")
+def shared() -> pathlib.Path:
+    """The folder of public inputs, for tests marked ``shared``."""
+    folder = shared_folder()
+    assert folder is not None, "mark the test with @pytest.mark.shared"
+    return folder
