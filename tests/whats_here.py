@@ -1,9 +1,9 @@
 """Keeps docs/whats_here.md: every module in reading order, one line each.
 
 ``python -m tests.whats_here`` rewrites the list. The order is the order of the page itself: a known module stays where
-it is and takes the first line of its docstring, a new one goes to the end of its section, a removed one goes. Move lines
-by hand to put them in reading order. ``--check`` only tells (exit 1) whether the page is current. Test files are left
-out: each is named after what it tests.
+it is and takes the first line of its docstring, a new one goes to the end of its section, a removed one goes. Move
+lines by hand to put them in reading order. ``--check`` only tells (exit 1) whether the page is current. Test files are
+left out: each is named after what it tests.
 """
 
 from __future__ import annotations
