@@ -1,0 +1,287 @@
+"""Evidence: every event kind with its fields, the Event itself, and the Recorder port. The only thing a verdict reads.
+
+One event is one JSON line. `docs/evidence.md` is generated from the table below (``python -m analysis schema``).
+``world`` kinds are seen by the world (handle boundary, engine proxy, storage, injector, client) and carry invariants;
+``component`` kinds are claims of protocol code and only explain.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from json.encoder import encode_basestring_ascii as _quote  # the C one where there is one
+from typing import Any, Literal, NamedTuple, Protocol
+
+SCHEMA_VERSION = 1
+
+Observer = Literal["world", "component"]
+_TYPES = ("int", "float", "str", "bool", "json", "int?", "float?", "str?")
+
+
+class Event(NamedTuple):
+    """One observed fact.
+
+    ``cause`` is the id ``actor/incarnation/n`` of the event on another process that this one follows from (the send
+    of the message being handled), or None. ``lc`` is a Lamport clock: if a happened before b then a.lc < b.lc.
+    """
+
+    seq: int
+    t_ns: int
+    kind: str
+    actor: str
+    inc: int
+    n: int
+    lc: int
+    cause: str | None
+    data: dict[str, Any]
+
+    @property
+    def id(self) -> str:
+        return f"{self.actor}/{self.inc}/{self.n}"
+
+    @property
+    def t_s(self) -> float:
+        return self.t_ns / 1e9
+
+
+Encoder = Callable[[int, int, str, int, int, int, "str | None", dict[str, Any]], str]
+
+
+class EventKind(NamedTuple):
+    """A declared kind. ``fields`` maps name to (type, meaning); ``worlds`` are those that can produce it."""
+
+    name: str
+    observer: Observer
+    doc: str
+    fields: dict[str, tuple[str, str]]
+    worlds: tuple[str, ...]
+    encode: Encoder
+
+
+class UndeclaredEvent(Exception):
+    """An emit of a kind or field that the table does not have, or of a value of another type."""
+
+
+class Recorder(Protocol):
+    """Where events go. ``record`` must not raise for a declared event; it is called before the effect it reports."""
+
+    def record(self, event: Event) -> None: ...
+
+
+def _float(value: float) -> str:
+    return float.__repr__(float(value))
+
+
+def _compile(name: str, fields: dict[str, tuple[str, str]]) -> Encoder:
+    """A function that writes one JSON line for this kind.
+
+    Generated per kind because the encoder is the hottest code of a run: an f-string over known fields costs a third
+    of ``json.dumps`` of a dict, and the key order is then part of the schema and not of the caller.
+    """
+    quote = lambda expr: f"{{_q({expr})}}"  # noqa: E731
+    parts = []
+    for field, (type_, _) in fields.items():
+        value = f"d[{field!r}]"
+        if type_ == "int":
+            text = f"{{{value}:d}}"  # rejects floats and strings
+        elif type_ == "str":
+            text = quote(value)
+        elif type_ == "float":
+            text = f"{{_f({value})}}"
+        elif type_ == "bool":
+            text = f"{{_b[{value}]}}"
+        elif type_ == "json":
+            text = f"{{_j({value})}}"
+        elif type_ == "int?":
+            text = f"{{'null' if {value} is None else format({value}, 'd')}}"
+        elif type_ == "float?":
+            text = f"{{'null' if {value} is None else _f({value})}}"
+        else:
+            text = f"{{'null' if {value} is None else _q({value})}}"
+        parts.append(f'"{field}":{text}')
+    body = ",".join(parts)
+    source = (
+        "def encode(seq, t_ns, actor, inc, n, lc, cause, d):\n"
+        f"    if len(d) != {len(fields)}: raise KeyError('fields')\n"
+        "    c = 'null' if cause is None else _q(cause)\n"
+        f"    return f'''{{{{\"seq\":{{seq}},\"t_ns\":{{t_ns}},\"kind\":\"{name}\",\"actor\":{{_q(actor)}},"
+        '"inc":{inc},"n":{n},"lc":{lc},"cause":{c},"data":{{'
+        f"{body}"
+        "}}}}\\n'''\n"
+    )
+    # Python 3.11 forbids reusing the outer quote inside an f-string expression; field access uses d['x'].
+    namespace: dict[str, Any] = {
+        "_q": _quote,
+        "_f": _float,
+        "_b": {True: "true", False: "false"},
+        "_j": lambda v: json.dumps(v, sort_keys=True, separators=(",", ":")),
+    }
+    exec(source, namespace)  # noqa: S102 - the source is made of the literal table below
+    encode: Encoder = namespace["encode"]
+    return encode
+
+
+KINDS: dict[str, EventKind] = {}
+
+
+def declare(
+    name: str, observer: Observer, doc: str, worlds: tuple[str, ...] = ("sim", "real"), /, **fields: str
+) -> EventKind:
+    """Declare a kind: ``field="type: meaning"``. Users' packages may declare kinds of their own, always component ones.
+
+    Raises:
+        ValueError: the name is taken by another declaration, or a type is unknown.
+    """
+    table: dict[str, tuple[str, str]] = {}
+    for field, text in fields.items():
+        type_, _, meaning = text.partition(":")
+        if type_ not in _TYPES:
+            raise ValueError(f"event kind {name!r}, field {field!r}: unknown type {type_!r}; use one of {_TYPES}")
+        table[field] = (type_, meaning.strip())
+    kind = EventKind(name, observer, doc, table, worlds, _compile(name, table))
+    old = KINDS.get(name)
+    if old is not None and old[:5] != kind[:5]:
+        raise ValueError(f"event kind {name!r} is declared twice, differently")
+    KINDS[name] = kind
+    return kind
+
+
+def encode(event: Event) -> str:
+    """The JSON line of an event, newline included.
+
+    Raises:
+        UndeclaredEvent: unknown kind, missing or unknown field, or a value of the wrong type.
+    """
+    kind = KINDS.get(event.kind)
+    if kind is None:
+        raise UndeclaredEvent(f"event kind {event.kind!r} is not declared in protocol/evidence.py")
+    try:
+        return kind.encode(event.seq, event.t_ns, event.actor, event.inc, event.n, event.lc, event.cause, event.data)
+    except (KeyError, ValueError, TypeError) as error:
+        raise UndeclaredEvent(
+            f"event {event.kind!r} has fields {event.data!r}; declared are "
+            f"{ {f: t for f, (t, _) in kind.fields.items()} } ({type(error).__name__}: {error})"
+        ) from error
+
+
+def decode(line: str | bytes) -> Event:
+    """Parse one line. Raises ValueError with what is wrong (the caller knows file and line)."""
+    raw = json.loads(line)
+    if not isinstance(raw, dict):
+        raise ValueError("not a JSON object")
+    try:
+        return Event(
+            raw["seq"], raw["t_ns"], raw["kind"], raw["actor"], raw["inc"], raw["n"], raw["lc"], raw["cause"], raw["data"]
+        )
+    except KeyError as error:
+        raise ValueError(f"event has no key {error.args[0]!r}") from error
+
+
+def schema() -> Iterator[EventKind]:
+    """All declared kinds, by name."""
+    for name in sorted(KINDS):
+        yield KINDS[name]
+
+
+# --- the run --------------------------------------------------------------------------------------------------------
+declare("run.started", "world", "First event. What judges need to know of the run.",
+        scenario="str: name", seed="int: seed", world="str: sim or real",
+        clock_error_ns="int: bound on the difference of two processes' clocks; 0 in sim",
+        schema="int: version of this table")
+declare("run.finished", "world", "Last event of a run that ended by itself.",
+        reason="str: completed, deadlock, livelock, time_limit or crash", detail="str: report, empty when completed",
+        events="int: events recorded before this one")
+declare("run.step", "world", "A scenario step fired.",
+        step="int: index in the file", do="str: verb", asked_ns="int?: asked time, None for event-triggered steps",
+        trigger="str?: id of the triggering event")
+declare("run.healed", "world", "The last fault is healed: from here everything must converge.", faults="int: faults injected")
+declare("run.wait", "world", "One edge of the who-waits-for-whom report of a deadlock.",
+        waiter="str: task", waits_for="str: what", should_wake="str: who holds it or should have answered")
+declare("run.anomaly", "world", "Something asyncio would only have logged: fails an invariant.",
+        what="str: never_awaited, unretrieved, unfinished_generator, loop_exception, refused_call", detail="str: text")
+
+# --- processes ------------------------------------------------------------------------------------------------------
+declare("actor.spawned", "world", "A process started.", cls="str: class", node="str: node", role="str: actor, engine or driver")
+declare("actor.died", "world", "A process ended.", reason="str: killed, crashed, node_lost, exited", detail="str: error text")
+declare("actor.stopped", "world", "SIGSTOP reached a process.")
+declare("actor.continued", "world", "SIGCONT reached a process.")
+declare("actor.death_noticed", "world", "Callers learn of a death.", target="str: name", target_inc="int: incarnation")
+declare("call.sent", "world", "A call left its caller.",
+        call="int: run-unique number", target="str: callee", target_inc="int: incarnation", method="str: method")
+declare("call.done", "world", "A call ended at its caller.",
+        call="int: number", outcome="str: done, not_done, unknown", error="str: class of the error, empty when done")
+declare("call.fate", "world", "The network did something to a message of a call.",
+        call="int: number", fate="str: request_lost, reply_lost, delayed, duplicated, held, connect_timeout, read_timeout",
+        source="str: from", target="str: to")
+
+# --- requests, as the client at the edge sees them -------------------------------------------------------------------
+declare("request.sent", "world", "A client sent a generation request.",
+        request="str: id", prompt_tokens="int: count", max_new_tokens="int: count", idempotent="bool: may be replayed")
+declare("request.done", "world", "The client has its answer, or gave up.",
+        request="str: id", outcome="str: done, not_done, unknown", status="int: HTTP-like status, 0 without an answer",
+        error="str: class of the error", completion_tokens="int: count", version="str: version the engine answered with",
+        replica="str: engine that answered", replica_inc="int: its incarnation", attempts="int: sends to a replica")
+
+# --- engines, as their proxy sees them --------------------------------------------------------------------------------
+declare("engine.started", "world", "An engine process started.", port="int: port", profile="str: profile", version="str: version")
+declare("engine.ready", "world", "The engine answers /ready with 200.", version="str: weight version", weight_hash="str: hash")
+declare("engine.accepted", "world", "A generation request reached the engine's scheduler.",
+        request="str: id", running="int: requests running", queued="int: requests queued")
+declare("engine.refused", "world", "The engine refused a request.", request="str: id", status="int: status", why="str: text")
+declare("engine.finished", "world", "The engine finished a request (whether or not anybody hears of it).",
+        request="str: id", reason="str: length, stop, abort", completion_tokens="int: count", cached_tokens="int: count",
+        stale_cached_tokens="int: cached tokens of another weight version",
+        spans="json: [[version, start, end, weight_hash], ...] by output token")
+declare("engine.weights", "world", "Weights changed, or were asked to.",
+        version="str: version now served", weight_hash="str: truth", ok="bool: answer said success", detail="str: text",
+        in_flight="int: requests in flight at the change")
+declare("engine.paused", "world", "pause_generation took effect.", mode="str: abort, retract, in_place")
+declare("engine.resumed", "world", "continue_generation took effect.")
+declare("engine.post", "world", "An admin POST reached the engine (once per delivery).",
+        route="str: route", status="int: answer", delivery="str: id of the message")
+
+# --- storage, nodes, placement groups ---------------------------------------------------------------------------------
+declare("storage.written", "world", "A file is whole in storage.", path="str: path", size="int: nominal bytes",
+        sha256="str: of the content", fsync="bool: survives node loss", writer="str: who")
+declare("storage.torn", "world", "A write was cut short.", path="str: path", size="int: bytes kept", writer="str: who")
+declare("storage.renamed", "world", "A file or prefix got its final name.", old="str: path", new="str: path")
+declare("storage.read", "world", "A file was read to its end.", path="str: path", size="int: nominal bytes", reader="str: who",
+        sha256="str: of the content read")
+declare("storage.failed", "world", "A storage call failed.", path="str: path", op="str: write, read, ...", error="str: class")
+declare("node.lost", "world", "A node was lost or declared dead.", node="str: node", zombie="bool: its processes still act")
+declare("node.restored", "world", "A node is back, empty.", node="str: node")
+declare("placement.state", "world", "A placement group changed state.", group="str: id", state="str: PENDING, CREATED, REMOVED",
+        owner="str: who asked")
+
+# --- faults -----------------------------------------------------------------------------------------------------------
+declare("fault.injected", "world", "A fault began.", fault="int: number in this run", name="str: fault name",
+        target="str: what", params="json: parameters", must_hit="json: what it must meet", observed="json: what it met at once")
+declare("fault.hit", "world", "A fault met something (a message lost, a write torn, ...).",
+        fault="int: number", what="str: what it met", count="int: hits so far")
+declare("fault.healed", "world", "A fault ended.", fault="int: number", name="str: fault name", target="str: what",
+        hits="int: hits in all", satisfied="bool: must_hit was met")
+
+# --- leaks, found at the end -------------------------------------------------------------------------------------------
+declare("leak.found", "world", "Something is still held after the run's shutdown.", what="str: kind of thing", detail="str: which")
+
+# --- claims of components: gateway, health, recovery, admin, checkpoint ---------------------------------------------------
+declare("gateway.picked", "component", "A replica was picked and counted.", request="str: id", replica="str: engine",
+        replica_inc="int: incarnation", in_flight="int: its count after")
+declare("gateway.moved", "component", "A retry moved the count.", request="str: id", replica="str: new", replica_inc="int: new",
+        old="str: old engine", old_inc="int: old incarnation", why="str: error class")
+declare("gateway.released", "component", "The count was given back.", request="str: id", replica="str: engine",
+        replica_inc="int: incarnation", in_flight="int: its count after", ok="bool: the call succeeded")
+declare("gateway.routable", "component", "A replica entered the pick set.", replica="str: engine", replica_inc="int: incarnation")
+declare("gateway.unroutable", "component", "A replica left the pick set.", replica="str: engine", replica_inc="int: incarnation",
+        why="str: reason")
+declare("health.changed", "component", "The prober changed its mind on a replica.", replica="str: engine",
+        replica_inc="int: incarnation", healthy="bool: verdict", failures="int: consecutive failures", why="str: text")
+declare("recovery.began", "component", "Recovery of a replica began.", replica="str: engine", replica_inc="int: dead incarnation",
+        why="str: reason")
+declare("recovery.step", "component", "Recovery reached a stage.", replica="str: engine", replica_inc="int: new incarnation",
+        stage="str: launched, ready, loaded, validated, published, retry", detail="str: text")
+declare("admin.attempt", "component", "One attempt of an admin POST.", operation="str: id", route="str: route", target="str: engine",
+        attempt="int: 1-based", outcome="str: done, not_done, unknown", error="str: class, empty when done")
+declare("export.published", "component", "An export is complete and named.", version="str: version", path="str: path",
+        weight_hash="str: hash")
+declare("export.rejected", "component", "A loader found an export broken.", path="str: path", why="str: text", reader="str: who")

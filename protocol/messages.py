@@ -1,0 +1,138 @@
+"""What crosses actors: requests, results, versions, addresses. Frozen types, compared by value.
+
+A class decorated with :func:`message` is *declared* deeply immutable: its fields hold only numbers, strings, bytes,
+None, enums, tuples of such, and other messages. Only such values may skip the copy that every call makes
+(DESIGN.md, "Everything that crosses is copied"); the declaration is checked when the class is made.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import types
+import typing
+from typing import Any, TypeVar, dataclass_transform
+
+T = TypeVar("T")
+
+_ATOMS: tuple[Any, ...] = (int, float, str, bytes, bool, type(None))
+
+
+def _immutable_annotation(annotation: Any) -> bool:
+    if annotation in _ATOMS or annotation is Ellipsis:
+        return True
+    origin = typing.get_origin(annotation)
+    if origin is tuple or origin is typing.Union or origin is types.UnionType:
+        return all(_immutable_annotation(part) for part in typing.get_args(annotation))
+    if origin is typing.Literal:
+        return True
+    return isinstance(annotation, type) and (
+        issubclass(annotation, enum.Enum) or annotation.__dict__.get("__seatrial_message__") is True
+    )
+
+
+@dataclass_transform(frozen_default=True)
+def message(cls: type[T]) -> type[T]:
+    """Make ``cls`` a frozen, slotted dataclass that is declared deeply immutable.
+
+    Raises:
+        TypeError: a field's annotation admits something mutable; the text names the field.
+    """
+    made = dataclasses.dataclass(frozen=True, slots=True)(cls)
+    hints = typing.get_type_hints(made)
+    for field in dataclasses.fields(made):  # type: ignore[arg-type]
+        if not _immutable_annotation(hints[field.name]):
+            raise TypeError(
+                f"{cls.__qualname__}.{field.name}: {hints[field.name]!r} is not deeply immutable; "
+                "use int, float, str, bytes, bool, None, Enum, Literal, tuple[...] or another @message"
+            )
+    made.__seatrial_message__ = True  # type: ignore[attr-defined]
+    return made
+
+
+@message
+class GenerateRequest:
+    """One generation call.
+
+    ``prompt_tokens`` and ``max_new_tokens`` are counts; ``prefix_blocks`` are ids of the prompt's leading blocks of
+    ``block_tokens`` tokens each (Mooncake traces carry them), which is all a prefix cache needs to know of a text.
+    """
+
+    request_id: str
+    prompt_tokens: int
+    max_new_tokens: int
+    ignore_eos: bool = True
+    prefix_blocks: tuple[int, ...] = ()
+    session_id: str = ""
+    idempotent: bool = True
+    """Whether sending it twice is harmless. A gateway may replay a call of unknown outcome only if it is."""
+
+
+@message
+class VersionSpan:
+    """Output tokens ``start`` (inclusive) to ``end`` (exclusive) were computed by weights ``version``/``weight_hash``."""
+
+    version: str
+    start: int
+    end: int
+    weight_hash: str = ""
+
+
+@message
+class GenerateResult:
+    """An engine's answer to a generation call; times in seconds as SGLang's ``meta_info`` gives them."""
+
+    request_id: str
+    finish_reason: str
+    """``length``, ``stop`` or ``abort``."""
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int = 0
+    weight_version: str = ""
+    spans: tuple[VersionSpan, ...] = ()
+    num_retractions: int = 0
+    queue_time_s: float = 0.0
+    ttft_s: float = 0.0
+    e2e_latency_s: float = 0.0
+    engine: str = ""
+    engine_incarnation: int = 0
+    attempts: int = 1
+    """Filled in by the gateway: how many times the request was sent to a replica."""
+
+
+@message
+class EngineAddress:
+    """Where a replica is reached. ``incarnation`` tells two engines on one reused address apart (hazard H5)."""
+
+    name: str
+    incarnation: int
+    host: str
+    port: int
+
+
+@message
+class WeightUpdate:
+    """``POST /update_weights_from_disk``. ``path`` names an export in storage."""
+
+    path: str
+    version: str
+    flush_cache: bool = True
+    abort_all_requests: bool = False
+
+
+@message
+class AdminReply:
+    """Status and text of an admin POST (pause, continue, flush, update weights)."""
+
+    status: int
+    body: str = ""
+    success: bool = True
+
+
+@message
+class ExportManifest:
+    """What an export must contain to be whole: shard names, byte sizes and SHA-256, and the version it carries."""
+
+    version: str
+    weight_hash: str
+    shards: tuple[tuple[str, int, str], ...]

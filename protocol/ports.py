@@ -1,0 +1,313 @@
+"""What a world must offer. `sim` and `real` implement these ports; a component is written against them alone.
+
+A component reaches its world through :func:`backend`, and other components through the handles it was given. It never
+asks which world it is in. The rules behind every method are in DESIGN.md ("The central idea"), and
+``tests/contract`` pins them with one body and two arms.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator
+from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
+
+from protocol.messages import (
+    AdminReply,
+    EngineAddress,
+    GenerateRequest,
+    GenerateResult,
+    WeightUpdate,
+    message,
+)
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+Signal = Literal["SIGKILL", "SIGSTOP", "SIGCONT"]
+PlacementState = Literal["PENDING", "CREATED", "REMOVED"]
+
+
+def data_call(method: F) -> F:
+    """Declare an actor's method a *data call*: bounded by ``Limits.data_calls`` in the wrapper of either world.
+
+    Methods without it are control calls and never wait behind data calls (DESIGN.md, "One process, one loop").
+    """
+    method.__seatrial_data_call__ = True  # type: ignore[attr-defined]
+    return method
+
+
+@message
+class Limits:
+    """Concurrency of one actor. ``data_calls``: how many data calls run at once; further ones queue, FIFO."""
+
+    data_calls: int = 1_000_000
+
+
+@message
+class Placement:
+    """A bundle of a placement group to run in."""
+
+    group_id: str
+    bundle: int = 0
+
+
+class Call(Protocol):
+    """A call under way. Sent when the handle's method is called, not when awaited.
+
+    Awaiting gives the result or raises. Cancelling or timing out the wait never cancels the callee: the outcome is
+    then unknown. ``handle.cancel(call)`` asks the callee to stop.
+    """
+
+    def __await__(self) -> Generator[Any, None, Any]: ...
+
+
+@runtime_checkable
+class ActorHandle(Protocol):
+    """An actor by (name, incarnation). After that incarnation's death every call raises ActorDied, for ever."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def incarnation(self) -> int: ...
+
+    def ordered(self) -> ActorHandle:
+        """The same actor, with this view's calls started in the order they were made (sequence numbers)."""
+        ...
+
+    def cancel(self, call: Call) -> None:
+        """Ask the callee to cancel one call. The caller then sees CallCancelled, the result, or ActorDied."""
+        ...
+
+    def __getattr__(self, method: str) -> Callable[..., Any]:
+        """``handle.method(*args, **kwargs)`` sends the call; an async generator method gives an async iterator."""
+        ...
+
+
+class PlacementGroups(Protocol):
+    """Ray's placement groups: PENDING -> CREATED -> REMOVED, and REMOVED rows stay (tombstones)."""
+
+    async def create(self, bundles: tuple[tuple[tuple[str, float], ...], ...], *, strategy: str, name: str) -> str:
+        """Ask for a group; returns its id at once, PENDING. ``bundles``: per bundle, (resource, amount) pairs."""
+        ...
+
+    async def wait_created(self, group_id: str, timeout_s: float) -> None:
+        """Raises PlacementError when REMOVED or not CREATED in time (the group itself stays as it is)."""
+        ...
+
+    async def remove(self, group_id: str) -> None:
+        """Submit the removal. Returning is not proof of removal: read the table."""
+        ...
+
+    async def table(self) -> dict[str, PlacementState]:
+        """Every group ever made, tombstones included."""
+        ...
+
+
+class EngineClient(Protocol):
+    """One replica's HTTP API as a caller sees it.
+
+    Every method may raise ConnectTimeout or ConnectionRefused (not done), ReadTimeout or ConnectionLost (unknown) and
+    HttpError (4xx not done, 5xx unknown). Times in seconds; None is no limit.
+    """
+
+    @property
+    def address(self) -> EngineAddress: ...
+
+    async def generate(
+        self, request: GenerateRequest, *, connect_timeout_s: float | None = None, read_timeout_s: float | None = None
+    ) -> GenerateResult: ...
+
+    def stream(
+        self, request: GenerateRequest, *, connect_timeout_s: float | None = None, read_timeout_s: float | None = None
+    ) -> AsyncIterator[int]:
+        """Cumulative counts of output tokens, as SGLang's stream is cumulative."""
+        ...
+
+    async def post(
+        self,
+        route: str,
+        body: dict[str, Any],
+        *,
+        connect_timeout_s: float | None = None,
+        read_timeout_s: float | None = None,
+    ) -> AdminReply:
+        """An admin POST: /pause_generation, /continue_generation, /flush_cache, /abort_request, ... One attempt."""
+        ...
+
+    async def update_weights(
+        self, update: WeightUpdate, *, connect_timeout_s: float | None = None, read_timeout_s: float | None = None
+    ) -> AdminReply: ...
+
+    async def get(
+        self, route: str, *, connect_timeout_s: float | None = None, read_timeout_s: float | None = None
+    ) -> tuple[int, str]:
+        """GET of /ready, /health, /metrics, /server_info, /v1/loads, ...: status and body. No exception for a status."""
+        ...
+
+
+@message
+class EngineSpec:
+    """How to start a replica. ``profile``: engine profile (sim, emulated) or model name (SGLang)."""
+
+    profile: str
+    weights_path: str = ""
+    """Export in storage that must be loaded at start; empty: the profile's own weights, version ``"0"``."""
+    num_gpus: float = 1.0
+
+
+class Engines(Protocol):
+    """Serving engine processes: each a process of its own, with an address."""
+
+    async def launch(
+        self, spec: EngineSpec, *, name: str, node: str | None = None, placement: Placement | None = None
+    ) -> EngineAddress:
+        """Start the process and return its address at once; it answers /ready with 503 until it has loaded.
+
+        Raises NameTaken when a living engine has the name. The incarnation rises with every launch of a name.
+        """
+        ...
+
+    async def alive(self, name: str) -> bool:
+        """Whether the process exists (a wedged or stopped one does). What a process supervisor knows, no more."""
+        ...
+
+    async def terminate(self, name: str) -> None:
+        """SIGKILL the process if there is one, and free its port and resources. Silent when there is none."""
+        ...
+
+    def client(self, address: EngineAddress) -> EngineClient: ...
+
+
+class Storage(Protocol):
+    """Shared storage for exports. Paths are '/'-separated strings.
+
+    What was written survives its writer's death; what was not fsynced is lost when the node is. A rename is atomic.
+    """
+
+    async def write(self, path: str, data: bytes, *, size_bytes: int | None = None, fsync: bool = True) -> None:
+        """Write a whole file. ``size_bytes``: what it costs to write (and read) where the bytes stand for more."""
+        ...
+
+    async def read(self, path: str) -> bytes:
+        """Raises StorageNotFound."""
+        ...
+
+    async def rename(self, old: str, new: str) -> None: ...
+
+    async def list(self, prefix: str) -> tuple[str, ...]:
+        """Sorted paths that start with ``prefix``."""
+        ...
+
+    async def delete(self, path: str) -> None: ...
+
+
+class Trainer(Protocol):
+    """The learner as its control plane sees it."""
+
+    async def step(self) -> int:
+        """One optimizer step; returns the new model_step."""
+        ...
+
+    async def shards(self, version: str) -> tuple[tuple[str, bytes, int], ...]:
+        """The weights as (file name, content, nominal bytes). Same version, same bytes."""
+        ...
+
+
+class Backend(Protocol):
+    """A world, as seen by the actor (or driver) that holds it."""
+
+    @property
+    def me(self) -> ActorHandle:
+        """The running actor's own handle; for the driver, a handle named ``driver``."""
+        ...
+
+    @property
+    def node(self) -> str: ...
+
+    @property
+    def placement_groups(self) -> PlacementGroups: ...
+
+    @property
+    def engines(self) -> Engines: ...
+
+    @property
+    def storage(self) -> Storage: ...
+
+    async def spawn(
+        self,
+        cls: type,
+        *args: Any,
+        name: str,
+        node: str | None = None,
+        placement: Placement | None = None,
+        limits: Limits = Limits(),
+        **kwargs: Any,
+    ) -> ActorHandle:
+        """Start ``cls(*args, **kwargs)`` as an actor, and await its ``start()`` if it has one.
+
+        Raises NameTaken (not done), PlacementError (not done), SpawnFailed with the reason attached.
+        """
+        ...
+
+    async def kill(self, handle: ActorHandle) -> None:
+        """SIGKILL: no ``finally`` runs. Silent when that incarnation is dead already. May be the caller itself."""
+        ...
+
+    async def signal(self, handle: ActorHandle, signal: Signal) -> None: ...
+
+    async def restart(self, handle: ActorHandle) -> ActorHandle:
+        """Kill it if alive, then run the constructor again with the same serialised arguments: incarnation + 1."""
+        ...
+
+    async def lookup(self, name: str) -> ActorHandle:
+        """The living incarnation of a name; raises NoSuchActor."""
+        ...
+
+    async def nodes(self) -> tuple[str, ...]:
+        """Names of the living nodes, in creation order."""
+        ...
+
+    def periodic(self, interval_s: float, function: Callable[[], Awaitable[None]], *, name: str) -> asyncio.Task[None]:
+        """Run ``function`` every ``interval_s`` in the background. It is no progress for the deadlock detector.
+
+        An exception of ``function`` is a failed background task: the actor's crash.
+        """
+        ...
+
+    def background(self, coroutine: Coroutine[Any, Any, None], *, name: str) -> asyncio.Task[None]:
+        """A background task owned by this actor: if it fails, the actor crashes; it counts as progress."""
+        ...
+
+    async def blocking(self, duration_s: float) -> None:
+        """Occupy the whole actor (its one thread) for that long."""
+        ...
+
+    def wall_time(self) -> float:
+        """Seconds since the epoch by this node's clock, which may be skewed or stepped. Never for durations."""
+        ...
+
+    def new_id(self, prefix: str) -> str:
+        """A run-unique id of fixed width (engines match request ids as prefixes, so none may extend another)."""
+        ...
+
+    def emit(self, kind: str, **fields: Any) -> None:
+        """Record evidence (a *component* event: a claim). Kinds are declared in ``protocol.evidence``."""
+        ...
+
+
+_process_backend: list[Backend] = []  # set once per OS process by `real`, which has no loop object of its own
+
+
+def backend() -> Backend:
+    """The backend of the running actor.
+
+    Raises:
+        RuntimeError: called outside of any actor or driver.
+    """
+    loop = asyncio.get_running_loop()
+    found: Backend | None = getattr(loop, "seatrial_backend", None)
+    if found is not None:
+        return found
+    if _process_backend:
+        return _process_backend[-1]
+    raise RuntimeError("protocol.ports.backend() was called outside of an actor; spawn the class through a Backend")

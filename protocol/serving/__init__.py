@@ -1,0 +1,1 @@
+"""Serving: gateway, health, recovery, admin calls."""

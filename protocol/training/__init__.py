@@ -1,0 +1,1 @@
+"""Training side: checkpoints and exports that serving replicas load."""
