@@ -55,6 +55,9 @@ class Call(Protocol):
 
     Awaiting gives the result or raises. Cancelling or timing out the wait never cancels the callee: the outcome is
     then unknown. ``handle.cancel(call)`` asks the callee to stop.
+
+    A call may be awaited again after an abandoned wait, and after it has answered: the outcome is kept. Arguments are
+    serialised when the call is made; one that cannot be serialised raises there, and nothing is sent.
     """
 
     def __await__(self) -> Generator[Any, None, Any]: ...
@@ -62,7 +65,14 @@ class Call(Protocol):
 
 @runtime_checkable
 class ActorHandle(Protocol):
-    """An actor by (name, incarnation). After that incarnation's death every call raises ActorDied, for ever."""
+    """An actor by (name, incarnation). After that incarnation's death every call raises ActorDied, for ever.
+
+    A handle knows the remote methods of the class that was spawned: its public ``async def`` methods and async
+    generators. Anything else (unknown, ``_private``, synchronous, a plain attribute) raises AttributeError *at the
+    handle*, when it is looked up and before anything is sent, in whichever process the handle is.
+    Two handles are equal when name and incarnation are. A call made when this process has already seen the
+    incarnation dead is not sent: ActorDied with outcome *not done*; every other ActorDied is *unknown*.
+    """
 
     @property
     def name(self) -> str: ...
@@ -71,7 +81,11 @@ class ActorHandle(Protocol):
     def incarnation(self) -> int: ...
 
     def ordered(self) -> ActorHandle:
-        """The same actor, with this view's calls started in the order they were made (sequence numbers)."""
+        """The same actor, with this view's calls started in the order they were made (sequence numbers).
+
+        Each ``ordered()`` makes a new, empty sequence. A call that has to wait for a data-call slot holds back the
+        later ones of its view, control calls too: whoever asks for order gets it.
+        """
         ...
 
     def cancel(self, call: Call) -> None:
@@ -79,7 +93,12 @@ class ActorHandle(Protocol):
         ...
 
     def __getattr__(self, method: str) -> Callable[..., Any]:
-        """``handle.method(*args, **kwargs)`` sends the call; an async generator method gives an async iterator."""
+        """``handle.method(*args, **kwargs)`` sends the call; an async generator method gives an async iterator.
+
+        The generator runs from the moment of the call and may run ahead of its reader. ``aclose()`` of the iterator
+        (leaving ``contextlib.aclosing``) stops it: its ``finally`` blocks run in the callee. An error in it, or the
+        callee's death, is raised after the items sent before.
+        """
         ...
 
 
@@ -245,7 +264,9 @@ class Backend(Protocol):
     ) -> ActorHandle:
         """Start ``cls(*args, **kwargs)`` as an actor, and await its ``start()`` if it has one.
 
-        Raises NameTaken (not done), PlacementError (not done), SpawnFailed with the reason attached.
+        An actor outlives its spawner. With a group that is PENDING it waits until the group is CREATED.
+        Raises NameTaken (not done), PlacementError (not done: group unknown or REMOVED, no such node), SpawnFailed
+        with the reason attached (the name is free again then).
         """
         ...
 
@@ -256,7 +277,10 @@ class Backend(Protocol):
     async def signal(self, handle: ActorHandle, signal: Signal) -> None: ...
 
     async def restart(self, handle: ActorHandle) -> ActorHandle:
-        """Kill it if alive, then run the constructor again with the same serialised arguments: incarnation + 1."""
+        """Kill it if alive, then run the constructor again with the same serialised arguments: incarnation + 1.
+
+        Raises NameTaken (not done) when ``handle`` is dead and a later incarnation of its name is alive.
+        """
         ...
 
     async def lookup(self, name: str) -> ActorHandle:
@@ -270,7 +294,8 @@ class Backend(Protocol):
     def periodic(self, interval_s: float, function: Callable[[], Awaitable[None]], *, name: str) -> asyncio.Task[None]:
         """Run ``function`` every ``interval_s`` in the background. It is no progress for the deadlock detector.
 
-        An exception of ``function`` is a failed background task: the actor's crash.
+        The first run is one interval from now. An exception of ``function`` is a failed background task: the actor's
+        crash. Cancelling the task (as ``stop()`` does) is no failure.
         """
         ...
 
