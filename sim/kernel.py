@@ -1,0 +1,382 @@
+"""The kernel of a run: it advances the clock and gives actors their turns. ``Kernel.run`` is the whole of it:
+
+1. If actors are runnable, each runs *one* asyncio iteration, in creation order (by draw when exploring).
+2. Else the clock pops every entry of the next instant: SimPy events, kernel callbacks, actors' timers, arrivals.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import heapq
+import sys
+from asyncio import events as _aio_events
+from collections.abc import Callable, Coroutine, Generator
+from itertools import count
+from typing import Any
+
+from sim.clock import Clock, Draw, Entry, NodeClock, SimulationStopped
+from sim.loop import ActorLoop, SimTimer
+
+_set_running = _aio_events._set_running_loop
+_heappop = heapq.heappop
+
+LIVELOCK_CALLBACKS = 100_000
+"""Callbacks of one actor at one instant beyond which the run is a livelock (DESIGN.md)."""
+
+_GC_STEPS = 100_000  # kernel steps between two collections of the young generations; part of what is replayed
+_GC_FULL = 25  # every how many of these the old generation is collected too
+_STALL_CHECK_NS = 5_000_000_000
+_PLAIN_CLOCK = NodeClock()
+
+
+class Kernel:
+    """Advances the clock and gives actors their turns.
+
+    Args:
+        explore: draws the next runnable actor and the order of equal times; None: creation order, FIFO.
+        open_work: names of open calls, leases, operations and steps. While there are some, running out of
+            progress is a deadlock.
+    """
+
+    def __init__(self, explore: Draw | None = None) -> None:
+        self.clock = Clock(explore)
+        self.explore = explore
+        self.loops: list[ActorLoop] = []
+        self.current: ActorLoop | None = None
+        self.running = False
+        self.callbacks = 0  # run so far, on any loop of this kernel
+        self.steps = 0
+        self.mix = 0  # rolling digest of (time, actor) of every iteration
+        self.stall_ns = 900_000_000_000
+        self.open_work: Callable[[], list[str]] = list
+        self.on_anomaly: Callable[[ActorLoop | None, str, str], None] | None = None
+        self.trace: Callable[[int, ActorLoop, Any], None] | None = None
+        self._runnable: list[ActorLoop] = []
+        self._numbers = count(1)
+        self._cancelled_timers = 0
+        self._last_progress = 0
+        self._next_stall_check = 0
+
+    @property
+    def now_ns(self) -> int:
+        return self.clock._now
+
+    def new_loop(self, name: str = "main", node_clock: NodeClock = _PLAIN_CLOCK) -> ActorLoop:
+        loop = ActorLoop(self, name, len(self.loops), node_clock)  # type: ignore[abstract]  # RefusedLoop adds the rest
+        self.loops.append(loop)
+        return loop
+
+    # --- the main loop ---
+
+    def run(self, until: Callable[[], bool], *, until_ns: int | None = None) -> str:
+        """Run until ``until()`` is true (looked at between iterations): ``"completed"``, or ``"time_limit"``.
+
+        Raises:
+            SimulationStopped: deadlock or livelock, with a report.
+        """
+        if self.running:
+            raise RuntimeError("This event loop is already running")
+        hooks = sys.get_asyncgen_hooks()
+        collecting = gc.isenabled()
+        gc.disable()  # the collector decides nothing: it runs at fixed step counts, below
+        sys.set_asyncgen_hooks(firstiter=self._asyncgen_first, finalizer=self._asyncgen_final)
+        self.running = True
+        try:
+            return self._run(until, until_ns)
+        finally:
+            self.running = False
+            self.current = None
+            _set_running(None)
+            sys.set_asyncgen_hooks(*hooks)
+            if collecting:
+                gc.enable()
+
+    def _run(self, until: Callable[[], bool], until_ns: int | None) -> str:
+        clock = self.clock
+        queue: list[Any] = clock._queue
+        instant_entries = 0
+        while True:
+            while self._runnable:
+                runnable = self._runnable
+                if len(runnable) == 1:
+                    loop = runnable.pop()
+                elif self.explore is not None:
+                    loop = runnable.pop(self.explore.below(len(runnable)))
+                else:
+                    # A round: everyone who is runnable now gets one turn, in creation order, before anyone gets two.
+                    self._runnable = []
+                    runnable.sort(key=_index)
+                    for loop in runnable:
+                        self._iterate(loop)
+                    if until():
+                        return "completed"
+                    continue
+                self._iterate(loop)
+                if until():
+                    return "completed"
+            if until():
+                return "completed"
+            if not queue:
+                raise SimulationStopped("deadlock", self.report("nothing is scheduled any more"))
+            t_ns = queue[0][0]
+            if until_ns is not None and t_ns > until_ns:
+                clock._now = until_ns
+                return "time_limit"
+            if t_ns != clock._now:
+                clock._now = t_ns
+                instant_entries = 0
+                if t_ns >= self._next_stall_check:
+                    self._check_stall(t_ns)
+            # Everything of this instant is taken before any actor runs, so that an actor's arrivals and timers of one
+            # instant meet in one iteration, as they would behind one select().
+            while queue and queue[0][0] == t_ns:
+                item = _heappop(queue)[3]
+                kind = type(item)
+                if kind is SimTimer:
+                    item._scheduled = False
+                    if item._cancelled:
+                        self._cancelled_timers -= 1
+                        continue
+                    loop = item._loop
+                    if loop.dead:
+                        continue
+                    if not item.background:
+                        self._last_progress = t_ns
+                    loop._due.append(item)
+                    if not loop._queued and not loop._blocked:
+                        loop._queued = True
+                        self._runnable.append(loop)
+                elif kind is Entry:
+                    fn = item.fn
+                    if fn is not None:
+                        if not item.background:
+                            self._last_progress = t_ns
+                        fn(*item.args)
+                else:
+                    # A SimPy event: what simpy.Environment.step does with it.
+                    callbacks, item.callbacks = item.callbacks, None
+                    for callback in callbacks:
+                        callback(item)
+                    if not item._ok and not hasattr(item, "_defused"):
+                        raise item._value
+                    self._last_progress = t_ns
+                self.steps += 1
+                if self.steps % _GC_STEPS == 0:
+                    self._collect()
+                instant_entries += 1
+                if instant_entries > 100 * LIVELOCK_CALLBACKS:
+                    raise SimulationStopped("livelock", f"{instant_entries} kernel events at {t_ns} ns")
+
+    def _iterate(self, loop: ActorLoop) -> None:
+        """One asyncio iteration of one actor."""
+        loop._queued = False
+        if loop._blocked:
+            return
+        ready = loop._ready
+        todo = loop._todo
+        if not todo:
+            if loop._io:
+                ready.extend(loop._io)
+                loop._io.clear()
+            if loop._due:
+                if self.explore is not None and len(loop._due) + len(ready) > 1 and self.explore.below(2):
+                    ready.extendleft(reversed(loop._due))  # a time-out may also win against the reply of its instant
+                else:
+                    ready.extend(loop._due)
+                loop._due.clear()
+            todo = len(ready)
+            if not todo and loop._inbox:
+                # Idle, and messages wait: serve the first. Its handler runs when its cost has been paid.
+                cost_ns, handle = loop._inbox.popleft()
+                loop._serving = handle
+                if cost_ns:
+                    now = self.clock._now
+                    loop._busy_until = now + cost_ns
+                    loop._blocked = True
+                    self.clock.call_at(loop._busy_until, loop._free)
+                else:
+                    loop._io.append(handle)
+                    loop._serving = None
+                    loop._wake()
+                return
+        now = self.clock._now
+        self.mix = (self.mix * 1_000_003 ^ now ^ (loop.index << 1)) & 0xFFFF_FFFF_FFFF_FFFF
+        if loop._instant != now:
+            loop._instant = now
+            loop._instant_callbacks = 0
+        loop._instant_callbacks += todo
+        if loop._instant_callbacks > LIVELOCK_CALLBACKS:
+            raise SimulationStopped("livelock", self._livelock_report(loop))
+        self.callbacks += todo
+        trace = self.trace
+        self.current = loop
+        _set_running(loop)
+        try:
+            while todo:
+                todo -= 1
+                handle = ready.popleft()
+                if handle._cancelled:
+                    continue
+                if trace is not None:
+                    trace(now, loop, handle)
+                try:
+                    handle._context.run(handle._callback, *handle._args)
+                except (SystemExit, KeyboardInterrupt):
+                    raise
+                except BaseException as error:
+                    loop.call_exception_handler(
+                        {"message": f"Exception in callback {handle._callback!r}", "exception": error, "handle": handle}
+                    )
+                if loop._blocked:
+                    break
+        finally:
+            _set_running(None)
+            self.current = None
+        if loop.dead:
+            return
+        loop._todo = todo
+        if not loop._queued and not loop._blocked and (ready or loop._inbox or loop._io or loop._due):
+            loop._queued = True
+            self._runnable.append(loop)
+
+    # --- housekeeping ---
+
+    def _collect(self) -> None:
+        rounds = self.steps // _GC_STEPS
+        gc.collect(2 if rounds % _GC_FULL == 0 else 1)
+
+    def _timer_cancelled(self) -> None:
+        self._cancelled_timers += 1
+        queue: list[Any] = self.clock._queue
+        if self._cancelled_timers > 1000 and self._cancelled_timers * 2 > len(queue):
+            # As asyncio does: long time-outs are nearly always cancelled, and must not pile up. Keys are unique, so
+            # the order of what stays does not depend on the shape of the heap.
+            kept = []
+            for entry in queue:
+                item = entry[3]
+                if type(item) is SimTimer and (item._cancelled or item._loop.dead):
+                    item._scheduled = False
+                elif type(item) is not Entry or item.fn is not None:
+                    kept.append(entry)
+            queue[:] = kept  # in place: _run holds a reference
+            heapq.heapify(queue)
+            self._cancelled_timers = 0
+
+    def _check_stall(self, t_ns: int) -> None:
+        """Is only background work left while something is open?"""
+        self._next_stall_check = t_ns + _STALL_CHECK_NS
+        quiet = t_ns - self._last_progress
+        if quiet < _STALL_CHECK_NS:
+            return
+        work = self.open_work()
+        if not work:
+            return
+        if quiet < self.stall_ns:
+            for entry in self.clock._queue:
+                item: Any = entry[3]
+                kind = type(item)
+                if kind is SimTimer:
+                    if not item.background and not item._cancelled and not item._loop.dead:
+                        return
+                elif kind is Entry:
+                    if item.fn is not None and not item.background:
+                        return
+                else:
+                    return
+        raise SimulationStopped("deadlock", self.report("only periodic work is left"))
+
+    def report(self, why: str) -> str:
+        """Who waits for what, task by task, for a person."""
+        lines = [f"{why} at {self.clock._now / 1e9:.6f} s"]
+        work = self.open_work()
+        lines += [f"  open: {item}" for item in work[:50]]
+        for loop in self.loops:
+            if loop.dead:
+                continue
+            for task in sorted(asyncio.all_tasks(loop), key=hash):
+                lines.append(f"  {loop.name}{' (frozen)' if loop.frozen else ''}: {describe_wait(task)}")
+                if len(lines) > 200:
+                    return "\n".join([*lines, "  ..."])
+        return "\n".join(lines)
+
+    def _livelock_report(self, loop: ActorLoop) -> str:
+        names: dict[str, int] = {}
+        for handle in list(loop._ready)[:200]:
+            owner = getattr(handle._callback, "__self__", None)
+            name = owner.get_name() if isinstance(owner, asyncio.Task) else repr(handle._callback)
+            names[name] = names.get(name, 0) + 1
+        busiest = ", ".join(f"{name} x{number}" for name, number in sorted(names.items()))
+        return f"{loop.name} ran {LIVELOCK_CALLBACKS} callbacks at {self.clock._now} ns, time standing still; ready: {busiest}"
+
+    def anomaly(self, loop: ActorLoop | None, context: dict[str, Any]) -> None:
+        """What asyncio would log goes to the evidence instead (``run.anomaly``), or to stderr when nobody listens."""
+        text = context.get("message", "")
+        what = "unretrieved" if "never retrieved" in text else "loop_exception"
+        error = context.get("exception")
+        detail = f"{text}: {type(error).__name__}: {error}" if error is not None else text
+        if self.on_anomaly is not None:
+            self.on_anomaly(loop, what, detail)
+        else:
+            print(f"{loop.name if loop else 'kernel'}: {detail}", file=sys.stderr)
+
+    def _asyncgen_first(self, agen: Any) -> None:
+        if self.current is not None:
+            self.current._asyncgens.add(agen)
+
+    def _asyncgen_final(self, agen: Any) -> None:
+        loop = self.current
+        if loop is None or loop.dead or loop._closed or agen not in loop._asyncgens:
+            return
+        loop._asyncgens.discard(agen)
+        if self.on_anomaly is not None:
+            self.on_anomaly(loop, "unfinished_generator", getattr(agen, "__qualname__", "async generator"))
+        loop.call_soon(loop.create_task, agen.aclose())
+
+    def close(self) -> None:
+        """Seal every port, then close what is still suspended, in creation order. Nothing it does has an effect."""
+        for loop in self.loops:
+            loop.kill()
+        for loop in self.loops:
+            kept, loop._kept = loop._kept, []
+            for task in kept[0] if kept else ():
+                task._log_destroy_pending = False
+                coroutine: Any = task.get_coro()
+                try:
+                    coroutine.close()
+                except BaseException:  # noqa: S110 - a `finally` that awaits or raises: nobody is left to hear it
+                    pass
+            loop._closed = True
+            loop.seatrial_backend = None
+        self.clock._queue.clear()
+        self._runnable.clear()
+
+
+def _index(loop: ActorLoop) -> int:
+    return loop.index
+
+
+def describe_wait(task: asyncio.Task[Any]) -> str:
+    """``name: waits at file:line function``, from the innermost suspended frame."""
+    coroutine: Any = task.get_coro()
+    place = "not started"
+    while coroutine is not None:
+        frame = getattr(coroutine, "cr_frame", None) or getattr(coroutine, "gi_frame", None)
+        if frame is not None:
+            place = f"{frame.f_code.co_filename.rsplit('/', 1)[-1]}:{frame.f_lineno} in {frame.f_code.co_name}"
+        coroutine = getattr(coroutine, "cr_await", None) or getattr(coroutine, "gi_yieldfrom", None)
+    return f"{task.get_name()} waits at {place}"
+
+
+def new_event_loop() -> ActorLoop:
+    """A loop with a kernel of its own: for tests, and for running plain asyncio code under simulated time."""
+    return Kernel().new_loop("main")
+
+
+def run(main: Coroutine[Any, Any, Any] | Generator[Any, Any, Any]) -> Any:
+    """``asyncio.run`` under simulated time."""
+    loop = new_event_loop()
+    try:
+        return loop.run_until_complete(main)
+    finally:
+        loop._kernel.close()

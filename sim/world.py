@@ -1,0 +1,243 @@
+"""One simulated run: the kernel, the random streams, the processes, and the evidence they leave.
+
+A World holds everything that a run may change; when it is closed nothing is left at module or class level. Whatever
+runs in it is a Process (an actor, an engine, the driver), known by (name, incarnation).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+from protocol.evidence import KINDS, Event, Recorder, UndeclaredEvent, encode
+from sim.kernel import Kernel
+from sim.loop import ActorLoop
+from sim.random import Stream, Streams
+
+if TYPE_CHECKING:
+    from sim.clock import Draw
+
+Hook = Callable[[Event], None]
+
+_BATCH = 512  # lines between two hash updates and writes; bounds what a crash of the simulating process can lose
+
+
+class Process:
+    """Something with a life of its own: (name, incarnation) on a node. Subclasses add what it does.
+
+    ``n`` counts its events, ``lc`` is its Lamport clock; both go into every event it emits.
+    """
+
+    __slots__ = ("world", "name", "incarnation", "node", "alive", "stopped", "n", "lc", "death_reason", "__weakref__")
+
+    role = "process"
+
+    def __init__(self, world: World, name: str, incarnation: int, node: str) -> None:
+        self.world = world
+        self.name = name
+        self.incarnation = incarnation
+        self.node = node
+        self.alive = True
+        self.stopped = False
+        self.n = 0
+        self.lc = 0
+        self.death_reason = ""
+
+    @property
+    def id(self) -> str:
+        return f"{self.name}/{self.incarnation}"
+
+    def die(self, reason: str, detail: str = "") -> None:
+        """End now: from this instant every port of this incarnation drops silently.
+
+        Args:
+            reason: killed, crashed, node_lost or exited.
+            detail: error text of a crash.
+        """
+        if not self.alive:
+            return
+        # Recorded first: an event precedes its effect, and a dead process records nothing.
+        self.world.emit(self, "actor.died", reason=reason, detail=detail)
+        self.alive = False
+        self.death_reason = reason
+        self.on_die(reason)
+        for listener in self.world.on_death:
+            listener(self, reason)
+
+    def stop(self) -> None:
+        """SIGSTOP: silent to the outside, buffers what arrives."""
+        if self.alive and not self.stopped:
+            self.world.emit(self, "actor.stopped")
+            self.stopped = True
+            self.on_stop()
+
+    def cont(self) -> None:
+        """SIGCONT."""
+        if self.alive and self.stopped:
+            self.world.emit(self, "actor.continued")
+            self.stopped = False
+            self.on_cont()
+
+    def on_die(self, reason: str) -> None: ...
+
+    def on_stop(self) -> None: ...
+
+    def on_cont(self) -> None: ...
+
+
+class World:
+    """Everything of one run.
+
+    Args:
+        seed: of every random stream.
+        recorder: a consumer of every event; None for none.
+        sinks: further consumers of every event, in order, after the recorder (live checks).
+        write: takes the encoded JSON lines, some hundred at a time, as bytes (``open(..., "wb").write``); the lines are
+            encoded once, for the file and for the digest.
+        explore: draw scheduling order and permute equal times from the seed.
+        copy_always: copy declared immutable messages too (the replay proof and the mutants do).
+        wall_epoch_s: what the wall clocks of all nodes show at time 0.
+    """
+
+    def __init__(
+        self,
+        *,
+        seed: int,
+        recorder: Recorder | None = None,
+        sinks: Iterable[Callable[[Event], None]] = (),
+        write: Callable[[bytes], object] | None = None,
+        explore: bool = False,
+        copy_always: bool = False,
+        wall_epoch_s: float = 1_700_000_000.0,
+    ) -> None:
+        self.seed = seed
+        self.streams = Streams(seed)
+        ties: Draw | None = self.streams.stream("kernel.order") if explore else None
+        self.kernel = Kernel(ties)
+        self.kernel.on_anomaly = self._anomaly
+        self.clock = self.kernel.clock
+        self.copy_always = copy_always
+        self.wall_epoch_s = wall_epoch_s
+        self.processes: dict[str, Process] = {}
+        self.incarnations: dict[str, int] = {}
+        self.on_death: list[Callable[[Process, str], None]] = []
+        self.seq = 0
+        self.hooks: dict[str, list[Hook]] = {}
+        self._sinks: list[Callable[[Event], None]] = list(sinks)
+        self._record = recorder.record if recorder is not None else None
+        self._write = write
+        self._lines: list[str] = []
+        self._hash = hashlib.sha256()
+        self._ids: dict[str, int] = {}
+        self.root = Process(self, "world", 0, "")
+        """Observer of what no single process sees: faults, fates, storage, the run itself."""
+
+    @property
+    def now_ns(self) -> int:
+        return self.clock._now
+
+    def stream(self, name: str) -> Stream:
+        return self.streams.stream(name)
+
+    # --- processes ---
+
+    def next_incarnation(self, name: str) -> int:
+        number = self.incarnations.get(name, -1) + 1
+        self.incarnations[name] = number
+        return number
+
+    def register(self, process: Process, cls: str) -> None:
+        """Make it known by name, and record its birth."""
+        self.processes[process.name] = process
+        self.emit(process, "actor.spawned", cls=cls, node=process.node, role=process.role)
+
+    def new_id(self, prefix: str) -> str:
+        """``prefix-0000001``: fixed width, so that no id is a prefix of another (SGLang aborts by prefix)."""
+        number = self._ids.get(prefix, 0) + 1
+        self._ids[prefix] = number
+        return f"{prefix}-{number:07d}"
+
+    # --- evidence ---
+
+    def emit(self, process: Process, kind: str, /, cause: str | None = None, **data: Any) -> Event | None:
+        """Record an event of ``process``, then run the hooks on its kind: an injector acts *at* the emission.
+
+        Returns None and has no effect when the process is dead. Raises UndeclaredEvent at the emitter.
+        """
+        if not process.alive:
+            return None
+        process.n += 1
+        process.lc += 1
+        self.seq += 1
+        event = Event(
+            self.seq, self.clock._now, kind, process.name, process.incarnation, process.n, process.lc, cause, data
+        )
+        declared = KINDS.get(kind)
+        if declared is None:
+            raise UndeclaredEvent(f"event kind {kind!r} is not declared in protocol/evidence.py")
+        try:
+            line = declared.encode(event.seq, event.t_ns, event.actor, event.inc, event.n, event.lc, cause, data)
+        except (KeyError, ValueError, TypeError):
+            encode(event)  # raises, with the explanation
+            raise
+        lines = self._lines
+        lines.append(line)
+        if len(lines) >= _BATCH:
+            self.flush()
+        if self._record is not None:
+            self._record(event)
+        for sink in self._sinks:
+            sink(event)
+        if self.hooks:
+            for hook in self.hooks.get(kind, ()):
+                hook(event)
+        return event
+
+    def observe(self, kind: str, /, cause: str | None = None, **data: Any) -> Event | None:
+        """Record an event that the world itself sees."""
+        return self.emit(self.root, kind, cause=cause, **data)
+
+    def receive(self, process: Process, lc: int) -> None:
+        """Advance a process's Lamport clock by a message that carried ``lc``."""
+        if lc > process.lc:
+            process.lc = lc
+
+    def hook(self, kind: str, hook: Hook) -> Callable[[], None]:
+        """Call ``hook(event)`` synchronously at every emission of ``kind``; returns how to take it off."""
+        self.hooks.setdefault(kind, []).append(hook)
+
+        def off() -> None:
+            if hook in self.hooks.get(kind, ()):
+                self.hooks[kind] = [h for h in self.hooks[kind] if h is not hook]
+
+        return off
+
+    def _anomaly(self, loop: ActorLoop | None, what: str, detail: str) -> None:
+        self.observe("run.anomaly", what=what, detail=f"{loop.name}: {detail}" if loop is not None else detail)
+
+    # --- the digest and the end ---
+
+    def flush(self) -> None:
+        """Hash and write the lines gathered so far."""
+        data = "".join(self._lines).encode()
+        self._lines.clear()
+        self._hash.update(data)
+        if self._write is not None:
+            self._write(data)
+
+    def digest(self) -> str:
+        """SHA-256 over every event, the (time, actor) of every iteration, and the draws of every stream, so far."""
+        self.flush()
+        final = self._hash.copy()
+        final.update(f"{self.kernel.mix} {self.kernel.callbacks} {self.streams.draws()}".encode())
+        return final.hexdigest()
+
+    def close(self) -> None:
+        """Seal every port and close what is suspended. No event is recorded from here on."""
+        self.flush()
+        self.root.alive = False
+        for name in sorted(self.processes):
+            self.processes[name].alive = False
+        self.hooks.clear()
+        self.kernel.close()
