@@ -307,7 +307,8 @@ class Kernel:
             name = owner.get_name() if isinstance(owner, asyncio.Task) else repr(handle._callback)
             names[name] = names.get(name, 0) + 1
         busiest = ", ".join(f"{name} x{number}" for name, number in sorted(names.items()))
-        return f"{loop.name} ran {LIVELOCK_CALLBACKS} callbacks at {self.clock._now} ns, time standing still; ready: {busiest}"
+        now = self.clock._now
+        return f"{loop.name} ran {LIVELOCK_CALLBACKS} callbacks at {now} ns, time standing still; ready: {busiest}"
 
     def anomaly(self, loop: ActorLoop | None, context: dict[str, Any]) -> None:
         """What asyncio would log goes to the evidence instead (``run.anomaly``), or to stderr when nobody listens."""

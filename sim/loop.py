@@ -216,7 +216,11 @@ class ActorLoop(RefusedLoop):
             if name is not None and hasattr(task, "set_name"):
                 task.set_name(name)
             return task
-        return SimTask(coro, loop=self, **options)
+        made = SimTask(coro, loop=self, **options)
+        if self.dead:
+            # The rest of a synchronous step after SIGKILL: the task never runs, and must not be collected early.
+            self._kept[0].append(made)
+        return made
 
     # --- what the actor layer calls ---
 
