@@ -16,7 +16,7 @@ from itertools import count
 from typing import Any
 
 from sim.clock import Clock, Draw, Entry, NodeClock, SimulationStopped
-from sim.loop import ActorLoop, SimTimer
+from sim.loop import ActorLoop, SimTimer, background
 
 _set_running = _aio_events._set_running_loop
 _heappop = heapq.heappop
@@ -27,6 +27,7 @@ LIVELOCK_CALLBACKS = 100_000
 _GC_STEPS = 100_000  # kernel steps between two collections of the young generations; part of what is replayed
 _GC_FULL = 25  # every how many of these the old generation is collected too
 _STALL_CHECK_NS = 5_000_000_000
+_PROGRESS_GRAIN_NS = 1_000_000_000
 _PLAIN_CLOCK = NodeClock()
 
 
@@ -141,7 +142,7 @@ class Kernel:
                     loop = item._loop
                     if loop.dead:
                         continue
-                    if not item.background:
+                    if t_ns - self._last_progress > _PROGRESS_GRAIN_NS and not item._context.get(background, False):
                         self._last_progress = t_ns
                     loop._due.append(item)
                     if not loop._queued and not loop._blocked:
@@ -152,9 +153,15 @@ class Kernel:
                     if fn is not None:
                         if not item.background:
                             self._last_progress = t_ns
+                        if self.current is not None:
+                            self.current = None
+                            _set_running(None)
                         fn(*item.args)
                 else:
                     # A SimPy event: what simpy.Environment.step does with it.
+                    if self.current is not None:
+                        self.current = None
+                        _set_running(None)
                     callbacks, item.callbacks = item.callbacks, None
                     for callback in callbacks:
                         callback(item)
@@ -210,29 +217,27 @@ class Kernel:
             raise SimulationStopped("livelock", self._livelock_report(loop))
         self.callbacks += todo
         trace = self.trace
-        self.current = loop
-        _set_running(loop)
-        try:
-            while todo:
-                todo -= 1
-                handle = ready.popleft()
-                if handle._cancelled:
-                    continue
-                if trace is not None:
-                    trace(now, loop, handle)
-                try:
-                    handle._context.run(handle._callback, *handle._args)
-                except (SystemExit, KeyboardInterrupt):
-                    raise
-                except BaseException as error:
-                    loop.call_exception_handler(
-                        {"message": f"Exception in callback {handle._callback!r}", "exception": error, "handle": handle}
-                    )
-                if loop._blocked:
-                    break
-        finally:
-            _set_running(None)
-            self.current = None
+        if self.current is not loop:
+            # Left set until another actor or kernel code runs: most iterations follow one of the same actor.
+            self.current = loop
+            _set_running(loop)
+        while todo:
+            todo -= 1
+            handle = ready.popleft()
+            if handle._cancelled:
+                continue
+            if trace is not None:
+                trace(now, loop, handle)
+            try:
+                handle._context.run(handle._callback, *handle._args)
+            except (SystemExit, KeyboardInterrupt):
+                raise
+            except BaseException as error:
+                loop.call_exception_handler(
+                    {"message": f"Exception in callback {handle._callback!r}", "exception": error, "handle": handle}
+                )
+            if loop._blocked:
+                break
         if loop.dead:
             return
         loop._todo = todo
@@ -277,7 +282,7 @@ class Kernel:
                 item: Any = entry[3]
                 kind = type(item)
                 if kind is SimTimer:
-                    if not item.background and not item._cancelled and not item._loop.dead:
+                    if not item._context.get(background, False) and not item._cancelled and not item._loop.dead:
                         return
                 elif kind is Entry:
                     if item.fn is not None and not item.background:
@@ -347,7 +352,7 @@ class Kernel:
                     coroutine.close()
                 except BaseException:  # noqa: S110 - a `finally` that awaits or raises: nobody is left to hear it
                     pass
-            loop._closed = True
+            loop._closed = loop._shut = True
             loop.seatrial_backend = None
         self.clock._queue.clear()
         self._runnable.clear()

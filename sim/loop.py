@@ -66,14 +66,12 @@ class SimHandle(asyncio.Handle):
 
 
 class SimTimer(asyncio.TimerHandle):
-    __slots__ = ("background",)
+    __slots__ = ()
 
     def __init__(
         self, when: float, callback: Any, args: Any, loop: ActorLoop, context: contextvars.Context | None
     ) -> None:
-        if context is None:
-            context = contextvars.copy_context()
-        self._context = context
+        self._context = contextvars.copy_context() if context is None else context
         self._loop = loop
         self._callback = callback
         self._args = args
@@ -82,7 +80,6 @@ class SimTimer(asyncio.TimerHandle):
         self._source_traceback = None
         self._when = when
         self._scheduled = True
-        self.background = context.get(background, False)
 
     def cancel(self) -> None:
         if not self._cancelled:
@@ -112,6 +109,7 @@ class ActorLoop(RefusedLoop):
         self.index = index
         self.origin_ns, self.drift_ppb = node_clock
         self.dead = False
+        self._shut = False  # dead or closed: nothing is scheduled any more
         self.frozen = False
         self.slow_percent = 100
         self._ready: deque[Any] = deque()
@@ -151,10 +149,9 @@ class ActorLoop(RefusedLoop):
 
     def call_soon(self, callback: Any, *args: Any, context: contextvars.Context | None = None) -> asyncio.Handle:
         handle = SimHandle(callback, args, self, context)
-        if self.dead:
-            return handle
-        if self._closed:
+        if self._shut:
             self._check_closed()
+            return handle
         self._ready.append(handle)
         if not self._queued and not self._blocked:
             self._queued = True
@@ -176,12 +173,13 @@ class ActorLoop(RefusedLoop):
         # A positive delay takes at least a nanosecond, so that `while time() < deadline: sleep(rest)` ends.
         ns = (round(delay * 1_000_000_000) or 1) if delay > 0 else 0
         if self.drift_ppb:
-            ns = ns * 1_000_000_000 // (1_000_000_000 + self.drift_ppb)
-        timer = SimTimer(self.time() + delay, callback, args, self, context)
-        if not self.dead:
-            if self._closed:
-                self._check_closed()
-            _heappush(clock._queue, (clock._now + ns, NORMAL, next(clock._eid), timer))  # type: ignore[misc]
+            return self.call_at(self.time() + delay, callback, *args, context=context)
+        t_ns = clock._now + ns
+        timer = SimTimer((t_ns + self.origin_ns) / 1_000_000_000, callback, args, self, context)
+        if self._shut:
+            self._check_closed()
+        else:
+            _heappush(clock._queue, (t_ns, NORMAL, next(clock._eid), timer))  # type: ignore[misc]
         return timer
 
     def call_at(
@@ -198,9 +196,9 @@ class ActorLoop(RefusedLoop):
             # The deadline may be ahead by less than a nanosecond; see call_later.
             t_ns = now if when <= self.time() else now + 1
         timer = SimTimer(when, callback, args, self, context)
-        if not self.dead:
-            if self._closed:
-                self._check_closed()
+        if self._shut:
+            self._check_closed()
+        else:
             _heappush(clock._queue, (t_ns, NORMAL, next(clock._eid), timer))  # type: ignore[misc]
         return timer
 
@@ -288,7 +286,7 @@ class ActorLoop(RefusedLoop):
             return
         # Sorted, for asyncio.all_tasks gives a set; closing them later must have one order.
         tasks = sorted(asyncio.all_tasks(self), key=hash)
-        self.dead = self._blocked = True
+        self.dead = self._shut = self._blocked = True
         held = (self._asyncgens, self._ready, self._io, self._due, self._inbox)
         self._kept = [tasks, *(list(things) for things in held)]
         self._ready.clear()
@@ -361,7 +359,7 @@ class ActorLoop(RefusedLoop):
     def close(self) -> None:
         if self._kernel.current is self:
             raise RuntimeError("Cannot close a running event loop")
-        self._closed = True
+        self._closed = self._shut = True
         self._ready.clear()
 
     def _check_closed(self) -> None:
