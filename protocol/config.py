@@ -1,0 +1,124 @@
+"""One model per component: what can be set, its unit (in the name), its default (as in the specs).
+
+Unknown keys are refused, and every field is read by its component (``tests/protocol/test_config.py`` looks). A
+configuration crosses to an actor as a constructor argument, so it is frozen.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+SecondsOrNone = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=1)]
+
+
+class ComponentConfig(BaseModel):
+    """Base of the models: frozen, no unknown key."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class GatewayConfig(ComponentConfig):
+    """``protocol.serving.gateway.Gateway`` (scaling.md 5.1)."""
+
+    attempts: Count = 3
+    """Sends to a replica per request, the first included."""
+    backoff_s: SecondsOrNone = 0.3
+    """The n-th retry waits n times this long."""
+    connect_timeout_s: Seconds = 2.0
+    read_timeout_s: Seconds = 120.0
+    """Longest time for one generation on one replica; then its outcome is unknown."""
+    routable_wait_s: SecondsOrNone = 5.0
+    """How long a request waits, uncounted, while no replica at all is routable."""
+    server_errors_to_suspect: Count = 10
+    """That many 5xx in a row make a replica suspect (as the breaker of sglang-router)."""
+
+
+class HealthConfig(ComponentConfig):
+    """``protocol.serving.health.HealthProber`` (engines.md 3; scaling.md 9)."""
+
+    interval_s: Seconds = 1.0
+    """Each replica is asked for /ready once in this time."""
+    slots: Count = 8
+    """The replicas are split over this many slots, spread evenly over the interval."""
+    probe_timeout_s: Seconds = 1.0
+    """Connect and read time-out of /ready (which answers in 1 ms) and of /metrics."""
+    failures_to_unroutable: Count = 3
+    """Failures in a row after which a replica is no longer routed to."""
+    sync_interval_s: Seconds = 0.5
+    """How often the gateway is asked for its roster, its suspects and its stalled replicas."""
+    stall_window_s: Seconds = 5.0
+    """A replica with calls in flight and no success for this long is looked at for a wedge."""
+    stall_check_s: Seconds = 2.0
+    """Time between the two readings of its counters; equal readings are a wedge."""
+    generate_timeout_s: Annotated[float, Field(ge=20, allow_inf_nan=False)] = 22.0
+    """For /health_generate, which itself takes 1 s at least and gives up after 20 s."""
+    replace_after_s: Seconds = 30.0
+    """A replica whose process lives but is unhealthy this long is replaced. A dead or wedged one is at once."""
+    report_interval_s: Seconds = 10.0
+    """A replica that still needs recovery is reported again after this long."""
+
+
+class AdminConfig(ComponentConfig):
+    """``protocol.serving.admin`` (serving.md 1.2)."""
+
+    connect_attempts: Count = 5
+    """Attempts in all; only a connect time-out leads to another one."""
+    connect_backoff_s: SecondsOrNone = 0.1
+    connect_timeout_s: Seconds = 2.0
+    read_timeout_s: Seconds = 30.0
+    """For any admin POST but the weight update."""
+    update_timeout_s: Seconds = 300.0
+    """Read time-out of POST /update_weights_from_disk, which waits for what is in flight."""
+    fan_out: Count = 64
+    """How many replicas are worked on at once."""
+    reconcile_timeout_s: Seconds = 30.0
+    """How long an operation of unknown outcome is reconciled with what the replica says of itself."""
+    reconcile_interval_s: Seconds = 0.5
+    round: Literal["none", "flush", "pause"] = "none"
+    """What is done to all replicas every ``round_interval_s``: flush the prefix cache, or pause and continue."""
+    round_interval_s: Seconds = 10.0
+    pause_mode: Literal["abort", "retract", "in_place"] = "in_place"
+    pause_hold_s: SecondsOrNone = 0.2
+    """How long a pause round keeps the replicas paused."""
+
+
+class RecoveryConfig(ComponentConfig):
+    """``protocol.serving.recovery.Recovery`` (scaling.md 9; serving.md 9)."""
+
+    export_prefix: str = "exports"
+    """Where the exports are in storage. Without any export a replica serves its profile's own weights."""
+    attempts: Count = 3
+    """Tries per recovery, each with a process of its own."""
+    backoff_s: SecondsOrNone = 1.0
+    """The n-th further try waits n times this long."""
+    attempt_timeout_s: Seconds = 600.0
+    """One deadline for a whole try: end the old process, launch, ready, load, validate, publish."""
+    terminate_timeout_s: Seconds = 30.0
+    """The old process must be seen gone within this time, or nothing is launched."""
+    poll_interval_s: Seconds = 0.2
+    """Between two looks at whether a process is gone, or /ready."""
+    probe_timeout_s: Seconds = 2.0
+    """Connect and read time-out of /ready and /model_info."""
+    generate_timeout_s: Seconds = 30.0
+    """Read time-out of the validating generation."""
+    export_attempts: Count = 3
+    """Readings of a broken export before the one before it is used."""
+    export_backoff_s: SecondsOrNone = 0.5
+    validate_tokens: Count = 4
+    """Output tokens of the validating generation."""
+    max_concurrent: Count = 16
+    """Recoveries at work at once; further ones queue."""
+
+
+class ExportConfig(ComponentConfig):
+    """``protocol.training.checkpoint.Exporter``."""
+
+    prefix: str = "exports"
+    timeout_s: Seconds = 600.0
+    """One deadline for a whole export."""
+    keep: Annotated[int, Field(ge=2)] = 3
+    """Published exports that stay; two at least, or a torn one has nothing before it to fall back on."""
