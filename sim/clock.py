@@ -34,16 +34,25 @@ class SimulationStopped(Exception):
 class Entry:
     """A scheduled kernel callback: no actor, no task, no context. ``cancel()`` is idempotent."""
 
-    __slots__ = ("fn", "args", "background")
+    __slots__ = ("fn", "args", "background", "clock")
 
-    def __init__(self, fn: Callable[..., object] | None, args: tuple[Any, ...], background: bool) -> None:
+    def __init__(
+        self, clock: Clock, fn: Callable[..., object] | None, args: tuple[Any, ...], background: bool
+    ) -> None:
+        self.clock = clock
         self.fn = fn
         self.args = args
         self.background = background
 
     def cancel(self) -> None:
-        self.fn = None
-        self.args = ()
+        if self.fn is not None:
+            self.fn = None
+            self.args = ()
+            self.clock.note_cancelled()
+
+    @property
+    def gone(self) -> bool:
+        return self.fn is None
 
 
 class Clock(simpy.Environment):
@@ -56,6 +65,7 @@ class Clock(simpy.Environment):
         if ties is not None:
             # Equal times are permuted: the tie-breaker is a draw, made unique by a counter in its low bits.
             self._eid = _drawn_ids(ties)  # type: ignore[assignment]
+        self.cancelled = 0  # entries and timers in the queue that will do nothing
 
     def schedule(self, event: Event, priority: int = NORMAL, delay: int = 0) -> None:  # type: ignore[override]
         if type(delay) is not int:
@@ -64,14 +74,27 @@ class Clock(simpy.Environment):
 
     def call_at(self, t_ns: int, fn: Callable[..., object], *args: Any, background: bool = False) -> Entry:
         """Run ``fn(*args)`` at ``t_ns`` (not before now), outside of any actor."""
-        entry = Entry(fn, args, background)
+        entry = Entry(self, fn, args, background)
         _heappush(self._queue, (t_ns if t_ns > self._now else self._now, NORMAL, next(self._eid), entry))  # type: ignore[misc]
         return entry
 
     def call_after(self, delay_ns: int, fn: Callable[..., object], *args: Any, background: bool = False) -> Entry:
-        entry = Entry(fn, args, background)
+        entry = Entry(self, fn, args, background)
         _heappush(self._queue, (self._now + delay_ns, NORMAL, next(self._eid), entry))  # type: ignore[misc]
         return entry
+
+    def note_cancelled(self) -> None:
+        """Something in the queue was cancelled. Compacts the queue when most of it is.
+
+        As asyncio does: long time-outs are nearly always cancelled, and must not pile up. Keys are unique, so the
+        order of what stays does not depend on the shape of the heap.
+        """
+        self.cancelled += 1
+        queue: list[Any] = self._queue
+        if self.cancelled > 1000 and self.cancelled * 2 > len(queue):
+            queue[:] = [entry for entry in queue if isinstance(entry[3], Event) or not entry[3].gone]  # in place:
+            heapq.heapify(queue)  # the kernel holds a reference to the list
+            self.cancelled = 0
 
     def step(self) -> None:
         raise EmptySchedule("the Kernel advances this clock")

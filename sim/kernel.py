@@ -55,7 +55,6 @@ class Kernel:
         self.trace: Callable[[int, ActorLoop, Any], None] | None = None
         self._runnable: list[ActorLoop] = []
         self._numbers = count(1)
-        self._cancelled_timers = 0
         self._last_progress = 0
         self._next_stall_check = 0
 
@@ -137,7 +136,7 @@ class Kernel:
                 if kind is SimTimer:
                     item._scheduled = False
                     if item._cancelled:
-                        self._cancelled_timers -= 1
+                        clock.cancelled -= 1
                         continue
                     loop = item._loop
                     if loop.dead:
@@ -156,7 +155,10 @@ class Kernel:
                         if self.current is not None:
                             self.current = None
                             _set_running(None)
+                        item.fn = None  # cancelling it later is nothing
                         fn(*item.args)
+                    else:
+                        clock.cancelled -= 1
                 else:
                     # A SimPy event: what simpy.Environment.step does with it.
                     if self.current is not None:
@@ -250,23 +252,6 @@ class Kernel:
     def _collect(self) -> None:
         rounds = self.steps // _GC_STEPS
         gc.collect(2 if rounds % _GC_FULL == 0 else 1)
-
-    def _timer_cancelled(self) -> None:
-        self._cancelled_timers += 1
-        queue: list[Any] = self.clock._queue
-        if self._cancelled_timers > 1000 and self._cancelled_timers * 2 > len(queue):
-            # As asyncio does: long time-outs are nearly always cancelled, and must not pile up. Keys are unique, so
-            # the order of what stays does not depend on the shape of the heap.
-            kept = []
-            for entry in queue:
-                item = entry[3]
-                if type(item) is SimTimer and (item._cancelled or item._loop.dead):
-                    item._scheduled = False
-                elif type(item) is not Entry or item.fn is not None:
-                    kept.append(entry)
-            queue[:] = kept  # in place: _run holds a reference
-            heapq.heapify(queue)
-            self._cancelled_timers = 0
 
     def _check_stall(self, t_ns: int) -> None:
         """Is only background work left while something is open?"""

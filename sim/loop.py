@@ -84,13 +84,17 @@ class SimTimer(asyncio.TimerHandle):
     def cancel(self) -> None:
         if not self._cancelled:
             if self._scheduled:
-                self._loop._kernel._timer_cancelled()
+                self._loop._clock.note_cancelled()
             # As asyncio.Handle.cancel, which clears what it holds.
             self._cancelled = True
             if self._loop.get_debug():
                 self._repr = repr(self)
             self._callback = None
             self._args = None
+
+    @property
+    def gone(self) -> bool:
+        return self._cancelled or self._loop.dead
 
 
 class ActorLoop(RefusedLoop):
