@@ -1,0 +1,372 @@
+"""The gateway: the one entry that forwards generation calls to replicas and counts what is in flight on each.
+
+What it promises (scaling.md 5.1, hazards H4 and H5):
+
+- The replica with the fewest calls in flight gets the next one; among equals, the one that has waited longest.
+- A pick counts in the same step of the event loop, so no other pick can see the old count.
+- Counts belong to an incarnation, never to an address: a port is used again by the next engine.
+- A transport error or a 5xx is retried on another replica, and the count moves there before the back-off: the sum over
+  all replicas equals the open calls at every instant. A 4xx and a cancellation are never retried.
+- A call of unknown outcome is sent again only if the request says that this is harmless.
+- The count is given back once, however the call ends. ``served`` counts successes.
+- After a transport error a replica is *suspect*: not routed to until health readmits it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+from protocol.config import GatewayConfig
+from protocol.errors import HttpError, NetworkError, NoReplica, Outcome, SeatrialError
+from protocol.messages import EngineAddress, GenerateRequest, GenerateResult, message
+from protocol.ports import backend, data_call
+from protocol.serving.pick_set import PickSet, Replica
+
+Key = tuple[str, int]
+
+
+@message
+class ReplicaView:
+    """One replica as the gateway sees it. ``why``: the reason that it is not routable, empty when it is."""
+
+    address: EngineAddress
+    in_flight: int
+    served: int
+    routable: bool
+    why: str
+
+
+@message
+class HealthView:
+    """What a prober needs of the gateway. ``roster`` is None when it is the one of the version that was named.
+
+    ``suspects``: not routable since a transport error. ``stalled``: calls in flight and no success for the window.
+    """
+
+    version: int
+    roster: tuple[EngineAddress, ...] | None
+    suspects: tuple[EngineAddress, ...]
+    stalled: tuple[EngineAddress, ...]
+
+
+class Gateway:
+    """Forwards generation calls to the least loaded routable replica. An actor.
+
+    Args:
+        config: attempts, back-off and time-outs.
+    """
+
+    def __init__(self, config: GatewayConfig) -> None:
+        self._config = config
+        self._replicas: dict[Key, Replica] = {}
+        self._newest: dict[str, int] = {}
+        self._picks = PickSet()
+        self._roster_version = 0
+        self._some_routable = asyncio.Event()
+        self._retries: dict[str, int] = {}
+        self._failures: dict[str, int] = {}
+        self._emit: Callable[..., None]
+        self._now: Callable[[], float]
+
+    async def start(self) -> None:
+        self._emit = backend().emit
+        self._now = asyncio.get_running_loop().time
+
+    # --- data ---
+
+    @data_call
+    async def generate(self, request: GenerateRequest) -> GenerateResult:
+        """Send a request to a replica, and to another one when that fails in a way that permits it.
+
+        Raises:
+            NoReplica: *not done*; nothing was routable for ``routable_wait_s``.
+            NetworkError, HttpError: of the last attempt, earlier ones attached, their number in ``attempts``. A 4xx is
+                *not done*; the outcome is *unknown* as soon as that of any attempt is.
+        """
+        if not self._picks.size:
+            await self._wait_routable()
+        config = self._config
+        replica = self._picks.pick()  # counted from here: no await between
+        failures: list[SeatrialError] = []
+        tried: list[Replica] = []
+        ok = False
+        try:
+            if replica.in_flight == 1:
+                replica.progress_at = self._now()
+            self._emit(
+                "gateway.picked",
+                request=request.request_id,
+                replica=replica.name,
+                replica_inc=replica.incarnation,
+                in_flight=replica.in_flight,
+            )
+            while True:
+                try:
+                    result = await replica.client.generate(
+                        request, connect_timeout_s=config.connect_timeout_s, read_timeout_s=config.read_timeout_s
+                    )
+                    ok = True
+                    if failures:
+                        result = dataclasses.replace(result, attempts=len(failures) + 1)
+                    return result
+                except (NetworkError, HttpError) as error:
+                    failures.append(error)
+                    tried.append(replica)
+                    self._blame(replica, error)
+                    if not self._may_retry(request, error, len(failures)):
+                        raise _conclude(failures) from None
+                    other = self._move(request, replica, tried, type(error).__name__)
+                    if other is None:
+                        raise _conclude(failures) from None
+                    replica = other
+                await asyncio.sleep(config.backoff_s * len(failures))
+                if not replica.routable:
+                    # It left the pick set while this call slept: what is not sent yet must not go there.
+                    other = self._move(request, replica, [*tried, replica], replica.why)
+                    if other is None:
+                        raise _conclude(failures)
+                    replica = other
+        finally:
+            self._release(request, replica, ok)
+
+    async def _wait_routable(self) -> None:
+        try:
+            async with asyncio.timeout(self._config.routable_wait_s):
+                while not self._picks.size:
+                    await self._some_routable.wait()
+        except TimeoutError:
+            known = len(self._replicas)
+            self._failures["NoReplica"] = self._failures.get("NoReplica", 0) + 1
+            waited = self._config.routable_wait_s
+            raise NoReplica(f"none of {known} replicas was routable for {waited} s") from None
+
+    def _may_retry(self, request: GenerateRequest, error: SeatrialError, sent: int) -> bool:
+        if isinstance(error, HttpError) and error.fields["status"] < 500:
+            return False
+        return sent < self._config.attempts and (error.outcome is Outcome.NOT_DONE or request.idempotent)
+
+    def _move(self, request: GenerateRequest, old: Replica, tried: list[Replica], why: str) -> Replica | None:
+        """Count on another replica, then no longer on this one, in one step: there is no instant without a count."""
+        new = self._picks.pick_other(tried) or self._picks.pick_other([old])
+        if new is None:
+            return None
+        self._uncount(old)
+        if new.in_flight == 1:
+            new.progress_at = self._now()
+        self._retries[why] = self._retries.get(why, 0) + 1
+        self._emit(
+            "gateway.moved",
+            request=request.request_id,
+            replica=new.name,
+            replica_inc=new.incarnation,
+            old=old.name,
+            old_inc=old.incarnation,
+            why=why,
+        )
+        return new
+
+    def _release(self, request: GenerateRequest, replica: Replica, ok: bool) -> None:
+        if ok:
+            replica.served += 1
+            replica.server_errors = 0
+            replica.progress_at = self._now()
+        self._uncount(replica)
+        self._emit(
+            "gateway.released",
+            request=request.request_id,
+            replica=replica.name,
+            replica_inc=replica.incarnation,
+            in_flight=replica.in_flight,
+            ok=ok,
+        )
+
+    def _uncount(self, replica: Replica) -> None:
+        if replica.routable:
+            self._picks.count(replica, -1)
+        else:
+            replica.in_flight -= 1
+        if not replica.in_flight:
+            for waiter in replica.waiters:
+                if not waiter.done():
+                    waiter.set_result(None)
+            replica.waiters.clear()
+            if replica.removed:
+                self._replicas.pop((replica.name, replica.incarnation), None)
+
+    def _blame(self, replica: Replica, error: SeatrialError) -> None:
+        why = type(error).__name__
+        self._failures[why] = self._failures.get(why, 0) + 1
+        if isinstance(error, HttpError):
+            if error.fields["status"] < 500:
+                return
+            replica.server_errors += 1
+            if replica.server_errors < self._config.server_errors_to_suspect:
+                return
+        if replica.routable:
+            replica.suspect = True
+            self._unroute(replica, why)
+
+    # --- control ---
+
+    async def add_replica(self, address: EngineAddress) -> bool:
+        """Route to a replica. The caller vouches for its health (ready, weights validated).
+
+        An older incarnation of the name is removed. Idempotent. Returns False, without effect, when this incarnation
+        was removed or a newer one is known: a late message of a superseded recovery must not revive the dead.
+        """
+        known = self._find(address)
+        if known is not None:
+            return True
+        newest = self._newest.get(address.name, -1)
+        if newest >= address.incarnation:
+            return False
+        older = self._replicas.get((address.name, newest))
+        if older is not None:
+            self._remove(older, "superseded")
+        replica = Replica(address, backend().engines.client(address), self._now())
+        self._replicas[(address.name, address.incarnation)] = replica
+        self._newest[address.name] = address.incarnation
+        self._roster_version += 1
+        self._route(replica)
+        return True
+
+    async def remove_replica(self, address: EngineAddress) -> bool:
+        """Forget a replica: no further pick; its counters stay until its calls have ended. False when not known."""
+        replica = self._find(address)
+        if replica is None:
+            return False
+        self._remove(replica, "removed")
+        return True
+
+    async def set_routable(self, address: EngineAddress, routable: bool, why: str) -> bool:
+        """Health's verdict on a replica. Returns whether it is routable now; one closed or removed never is."""
+        replica = self._find(address)
+        if replica is None:
+            return False
+        replica.suspect = False
+        if routable and not (replica.routable or replica.closed):
+            replica.server_errors = 0
+            replica.progress_at = self._now()
+            self._route(replica)
+        elif not routable and replica.routable:
+            self._unroute(replica, why)
+        elif not routable:
+            replica.why = why
+        return replica.routable
+
+    async def close_admission(self, address: EngineAddress, why: str) -> bool:
+        """No further pick of this incarnation, for ever: health cannot readmit it (scaling.md 2.4 a, 5.2).
+
+        Calls in flight go on; see :meth:`wait_idle`. Idempotent. Returns False when the replica is not known.
+        """
+        replica = self._find(address)
+        if replica is None:
+            return False
+        replica.closed = True
+        replica.suspect = False
+        if replica.routable:
+            self._unroute(replica, why)
+        return True
+
+    async def wait_idle(self, address: EngineAddress, timeout_s: float) -> bool:
+        """Whether the replica has no call in flight, waiting for that up to ``timeout_s``. True when not known."""
+        replica = self._replicas.get((address.name, address.incarnation))
+        if replica is None or not replica.in_flight:
+            return True
+        waiter = asyncio.get_running_loop().create_future()
+        replica.waiters.append(waiter)
+        try:
+            async with asyncio.timeout(timeout_s):
+                await waiter
+            return True
+        except TimeoutError:
+            return False
+
+    async def engines(self) -> tuple[ReplicaView, ...]:
+        """Every replica with its counters, also those that only drain, in the order in which they were added."""
+        return tuple(ReplicaView(r.address, r.in_flight, r.served, r.routable, r.why) for r in self._replicas.values())
+
+    async def health_view(self, known_version: int, stall_window_s: float) -> HealthView:
+        """What has changed since the roster of ``known_version`` (0: nothing known), and who looks ill from here."""
+        stalled_since = self._now() - stall_window_s
+        members = [r for r in self._replicas.values() if not r.removed]
+        return HealthView(
+            self._roster_version,
+            None if known_version == self._roster_version else tuple(r.address for r in members),
+            tuple(r.address for r in members if r.suspect),
+            tuple(r.address for r in members if r.in_flight and r.progress_at <= stalled_since),
+        )
+
+    async def metrics(self) -> str:
+        """Prometheus text: per replica what is in flight, served and routable; retries and failures by cause."""
+        lines: list[str] = []
+
+        def family(name: str, kind: str, text: str, samples: list[tuple[str, int]]) -> None:
+            lines.append(f"# HELP seatrial_gateway_{name} {text}")
+            lines.append(f"# TYPE seatrial_gateway_{name} {kind}")
+            lines.extend(f"seatrial_gateway_{name}{{{labels}}} {value}" for labels, value in samples)
+
+        def by_replica(value: Callable[[Replica], Any]) -> list[tuple[str, int]]:
+            return [
+                (f'replica="{_escape(r.name)}",incarnation="{r.incarnation}"', int(value(r)))
+                for r in self._replicas.values()
+            ]
+
+        def by_cause(counts: dict[str, int]) -> list[tuple[str, int]]:
+            return [(f'cause="{_escape(cause)}"', counts[cause]) for cause in sorted(counts)]
+
+        family("in_flight", "gauge", "Calls open on a replica.", by_replica(lambda r: r.in_flight))
+        family("routable", "gauge", "Whether a replica is picked from.", by_replica(lambda r: r.routable))
+        family("served_total", "counter", "Successful calls of a replica.", by_replica(lambda r: r.served))
+        family("retries_total", "counter", "Calls moved to another replica.", by_cause(self._retries))
+        family("failed_attempts_total", "counter", "Attempts that failed.", by_cause(self._failures))
+        return "\n".join(lines) + "\n"
+
+    # --- the pick set ---
+
+    def _find(self, address: EngineAddress) -> Replica | None:
+        replica = self._replicas.get((address.name, address.incarnation))
+        return None if replica is None or replica.removed else replica
+
+    def _route(self, replica: Replica) -> None:
+        replica.routable = True
+        replica.why = ""
+        self._picks.add(replica)
+        self._some_routable.set()
+        self._emit("gateway.routable", replica=replica.name, replica_inc=replica.incarnation)
+
+    def _unroute(self, replica: Replica, why: str) -> None:
+        self._picks.discard(replica)
+        replica.routable = False
+        replica.why = why
+        if not self._picks.size:
+            self._some_routable.clear()
+        self._emit("gateway.unroutable", replica=replica.name, replica_inc=replica.incarnation, why=why)
+
+    def _remove(self, replica: Replica, why: str) -> None:
+        if replica.removed:
+            return
+        if replica.routable:
+            self._unroute(replica, why)
+        replica.removed = True
+        replica.suspect = False
+        self._roster_version += 1
+        if not replica.in_flight:
+            del self._replicas[(replica.name, replica.incarnation)]
+
+
+def _conclude(failures: list[SeatrialError]) -> SeatrialError:
+    """The last error, with the earlier ones attached. One attempt of unknown outcome makes the whole unknown."""
+    *earlier, error = failures
+    error.attached = (*error.attached, *earlier)
+    error.fields = {**error.fields, "attempts": len(failures)}
+    if any(e.outcome is Outcome.UNKNOWN for e in earlier):
+        error.outcome = Outcome.UNKNOWN
+    return error
+
+
+def _escape(label: str) -> str:
+    return label.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
