@@ -194,7 +194,7 @@ class ActorLoop(RefusedLoop):
         clock = self._clock
         t_ns = round(when * 1_000_000_000) - self.origin_ns
         if self.drift_ppb:
-            t_ns = t_ns * 1_000_000_000 // (1_000_000_000 + self.drift_ppb)
+            t_ns = -(-t_ns * 1_000_000_000 // (1_000_000_000 + self.drift_ppb))  # up: never early by its own clock
         now = clock._now
         if t_ns <= now:
             # The deadline may be ahead by less than a nanosecond; see call_later.
