@@ -311,9 +311,12 @@ class Virtual:
         make = logging.getLogRecordFactory()
 
         def record(*args: Any, **kwargs: Any) -> logging.LogRecord:
-            made = make(*args, **kwargs)  # created and msecs come from time.time
+            made = make(*args, **kwargs)
             loop = current_loop()
             if loop is not None:
+                now_ns = self._wall_ns(loop)  # not what LogRecord read: versions of Python round it differently
+                made.created = now_ns / 1_000_000_000
+                made.msecs = float(now_ns // 1_000_000 % 1000)
                 made.relativeCreated = loop._clock._now / 1_000_000
                 made.process = made.thread = os.getpid()
                 made.processName = made.threadName = loop.name
