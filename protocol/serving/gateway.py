@@ -289,6 +289,10 @@ class Gateway:
         """Every replica with its counters, also those that only drain, in the order in which they were added."""
         return tuple(ReplicaView(r.address, r.in_flight, r.served, r.routable, r.why) for r in self._replicas.values())
 
+    async def roster(self) -> tuple[EngineAddress, ...]:
+        """Every replica that has not been removed, routable or not."""
+        return tuple(r.address for r in self._replicas.values() if not r.removed)
+
     async def health_view(self, known_version: int, stall_window_s: float) -> HealthView:
         """What has changed since the roster of ``known_version`` (0: nothing known), and who looks ill from here."""
         stalled_since = self._now() - stall_window_s

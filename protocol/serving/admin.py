@@ -1,0 +1,254 @@
+"""Admin POSTs to replicas: pause, continue, flush, update weights.
+
+A POST that may have been executed is not sent again blindly (serving.md 1.2). Only a connect time-out, before which
+nothing can have happened, leads to another attempt. When the outcome is unknown the replica is asked what became of it
+first, and only what it says decides whether the operation is done or is to be made anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from protocol.config import AdminConfig
+from protocol.errors import ActorDied, CallCancelled, ConnectTimeout, HttpError, NetworkError, Outcome, SeatrialError
+from protocol.messages import AdminReply, EngineAddress, WeightUpdate, message
+from protocol.ports import ActorHandle, EngineClient, backend
+from protocol.serving.peer import Peer
+
+UPDATE_WEIGHTS = "/update_weights_from_disk"
+
+
+@message
+class AdminResult:
+    """What became of an operation on one replica. ``outcome``: done, not_done or unknown; ``error``: class and text."""
+
+    replica: str
+    incarnation: int
+    route: str
+    outcome: str
+    error: str = ""
+
+
+async def post_admin(client: EngineClient, route: str, body: dict[str, Any], config: AdminConfig) -> AdminReply:
+    """One admin operation, with another attempt after a connect time-out only (``connect_attempts`` in all).
+
+    Raises:
+        ConnectTimeout, ConnectionRefused: *not done*. ReadTimeout, ConnectionLost: *unknown*, at once.
+        HttpError: 4xx *not done*, 5xx *unknown*, at once.
+    """
+    return await _post(
+        client,
+        route,
+        lambda: client.post(
+            route,
+            dict(body),  # of its own for each attempt: an earlier one may still be under way
+            connect_timeout_s=config.connect_timeout_s,
+            read_timeout_s=config.read_timeout_s,
+        ),
+        config,
+    )
+
+
+async def post_update_weights(client: EngineClient, update: WeightUpdate, config: AdminConfig) -> AdminReply:
+    """``POST /update_weights_from_disk``, with the retry rule and the errors of :func:`post_admin`.
+
+    A 4xx here is *unknown* as well: SGLang answers 400 to an update that it has made when the flush after it failed
+    (engines.md 3, weights).
+    """
+    try:
+        return await _post(
+            client,
+            UPDATE_WEIGHTS,
+            lambda: client.update_weights(
+                update, connect_timeout_s=config.connect_timeout_s, read_timeout_s=config.update_timeout_s
+            ),
+            config,
+        )
+    except HttpError as error:
+        error.outcome = Outcome.UNKNOWN
+        raise
+
+
+async def _post(
+    client: EngineClient, route: str, send: Callable[[], Awaitable[AdminReply]], config: AdminConfig
+) -> AdminReply:
+    port = backend()
+    operation = port.new_id("admin")
+    attempt = 0
+    while True:
+        attempt += 1
+        failure: SeatrialError | None = None
+        try:
+            reply = await send()
+        except SeatrialError as error:
+            failure = error
+        port.emit(
+            "admin.attempt",
+            operation=operation,
+            route=route,
+            target=client.address.name,
+            attempt=attempt,
+            outcome=Outcome.DONE.value if failure is None else failure.outcome.value,
+            error="" if failure is None else type(failure).__name__,
+        )
+        if failure is None:
+            return reply
+        if not isinstance(failure, ConnectTimeout) or attempt >= config.connect_attempts:
+            raise failure
+        await asyncio.sleep(config.connect_backoff_s)
+
+
+async def reported_weights(
+    client: EngineClient, *, connect_timeout_s: float | None, read_timeout_s: float | None
+) -> tuple[str, str]:
+    """(version, hash) of the weights that a replica says it serves; the hash is empty where it reports none.
+
+    Raises:
+        NetworkError: as of any GET. HttpError: it answered with another status than 200, or without a version.
+    """
+    status, text = await client.get("/model_info", connect_timeout_s=connect_timeout_s, read_timeout_s=read_timeout_s)
+    if status != 200:
+        raise HttpError(f"{client.address.name}: GET /model_info answered {status}", status=status, body=text)
+    try:
+        info = json.loads(text)
+        return str(info["weight_version"]), str(info.get("weight_hash", ""))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise HttpError(
+            f"{client.address.name}: GET /model_info has no weight_version ({type(error).__name__}: {error})",
+            status=status,
+            body=text,
+            outcome=Outcome.NOT_DONE,
+        ) from error
+
+
+class AdminClient:
+    """Admin operations on the whole fleet. An actor.
+
+    Args:
+        config: time-outs, how many replicas at once, and the periodic round if there is to be one.
+        gateway: handle of the Gateway, which knows the replicas.
+        prober: handle of the HealthProber; told to hold its judgement while replicas are paused on purpose.
+    """
+
+    def __init__(self, config: AdminConfig, gateway: ActorHandle, prober: ActorHandle | None = None) -> None:
+        self._config = config
+        self._gateway = Peer(gateway)
+        self._prober = None if prober is None else Peer(prober)
+        self._rounds: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        if self._config.round != "none":
+            self._rounds = backend().periodic(self._config.round_interval_s, self._round, name="admin-round")
+
+    async def stop(self) -> None:
+        if self._rounds is not None:
+            self._rounds.cancel()
+
+    async def flush_all(self) -> tuple[AdminResult, ...]:
+        """Flush the prefix cache everywhere. A replica with requests refuses it: *not done*.
+
+        Raises ActorDied when the gateway is not there to name the replicas; an operation's failure is in its result.
+        """
+        return await self._everywhere(await self._roster(), "/flush_cache", {})
+
+    async def pause_round(self) -> tuple[AdminResult, ...]:
+        """Pause every replica, hold, and continue the same ones. Returns the results of both, in that order.
+
+        The continue is sent also when the pause failed or its outcome is unknown: it is harmless, and a replica that
+        stays paused serves nothing (serving.md 3). Raises ActorDied as ``flush_all``.
+        """
+        config = self._config
+        replicas = await self._roster()
+        if self._prober is not None:
+            # Bounded: should this actor die in here, health judges again, and what stays paused is replaced.
+            await self._prober.call("hold", config.pause_hold_s + 2 * self._longest(len(replicas)))
+        try:
+            paused = await self._everywhere(replicas, "/pause_generation", {"mode": config.pause_mode})
+            await asyncio.sleep(config.pause_hold_s)
+        finally:
+            continued = await self._everywhere(replicas, "/continue_generation", {})
+            if self._prober is not None:
+                await self._prober.call("resume")
+        return (*paused, *continued)
+
+    async def _round(self) -> None:
+        try:
+            await (self.flush_all() if self._config.round == "flush" else self.pause_round())
+        except (ActorDied, CallCancelled) as error:
+            # The gateway or the prober is being restarted. The next round meets its next incarnation.
+            backend().emit(
+                "admin.attempt",
+                operation=backend().new_id("admin"),
+                route=self._config.round,
+                target="fleet",
+                attempt=1,
+                outcome=error.outcome.value,
+                error=type(error).__name__,
+            )
+
+    async def _roster(self) -> tuple[EngineAddress, ...]:
+        roster: tuple[EngineAddress, ...] = await self._gateway.call("roster")
+        return roster
+
+    def _longest(self, replicas: int) -> float:
+        """Longest time, in seconds, that an operation everywhere can take."""
+        turns = -(-replicas // self._config.fan_out)
+        return turns * (self._config.read_timeout_s + self._config.reconcile_timeout_s)
+
+    async def _everywhere(
+        self, replicas: tuple[EngineAddress, ...], route: str, body: dict[str, Any]
+    ) -> tuple[AdminResult, ...]:
+        slots = asyncio.Semaphore(self._config.fan_out)
+
+        async def one(address: EngineAddress) -> AdminResult:
+            async with slots:
+                return await self._operate(address, route, body)
+
+        return tuple(await asyncio.gather(*(one(address) for address in replicas)))
+
+    async def _operate(self, address: EngineAddress, route: str, body: dict[str, Any]) -> AdminResult:
+        client = backend().engines.client(address)
+        last: SeatrialError | None = None
+        try:
+            # The first attempt may use up its whole read time-out, and only then is there something to reconcile.
+            async with asyncio.timeout(self._config.read_timeout_s + self._config.reconcile_timeout_s):
+                while True:
+                    try:
+                        await post_admin(client, route, body, self._config)
+                        return _result(address, route, Outcome.DONE, None)
+                    except SeatrialError as error:
+                        last = error
+                        if error.outcome is not Outcome.UNKNOWN:
+                            return _result(address, route, error.outcome, error)
+                    if await self._took_effect(client, route):
+                        return _result(address, route, Outcome.DONE, None)
+        except TimeoutError:
+            return _result(address, route, Outcome.UNKNOWN, last)
+
+    async def _took_effect(self, client: EngineClient, route: str) -> bool:
+        """Ask the replica, until it answers, whether an operation of unknown outcome has had its effect.
+
+        False sends it anew: pause, continue and flush are all idempotent (engines.md 3). A flush leaves nothing to see,
+        so it is always made again.
+        """
+        while True:
+            try:
+                status, _ = await client.get(
+                    "/ready",
+                    connect_timeout_s=self._config.connect_timeout_s,
+                    read_timeout_s=self._config.connect_timeout_s,
+                )
+            except NetworkError:
+                await asyncio.sleep(self._config.reconcile_interval_s)  # no answer is no state: ask again
+                continue
+            if route == "/pause_generation":
+                return status == 503
+            return route == "/continue_generation" and status == 200
+
+
+def _result(address: EngineAddress, route: str, outcome: Outcome, error: SeatrialError | None) -> AdminResult:
+    text = "" if error is None else f"{type(error).__name__}: {error}"
+    return AdminResult(address.name, address.incarnation, route, outcome.value, text)
