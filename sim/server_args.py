@@ -1,0 +1,1 @@
+SERVER_ARGS: tuple[str, ...] = ()
