@@ -1,8 +1,8 @@
 """The work of the side-by-side benchmark: the same requests for every simulator, written to one file.
 
-The file is JSON lines in the fields of the public Mooncake trace: ``timestamp`` (ms from the start; fractions allowed),
-``input_length``, ``output_length`` (tokens), ``hash_ids`` (one id per 512-token block of the prompt; equal ids are equal
-blocks).
+The file is JSON lines in the fields of the public Mooncake trace: ``timestamp`` (ms from the start, with fractions),
+``input_length``, ``output_length`` (tokens), ``hash_ids`` (one id per 512-token block of the prompt; equal ids are
+equal blocks).
 """
 
 from __future__ import annotations
