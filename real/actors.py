@@ -1,0 +1,228 @@
+"""The process that hosts a component on Ray: one Ray async actor, one event loop, one thread.
+
+The rules are those of DESIGN.md ("The central idea") and of ``protocol/ports.py``. What Ray leaves open is
+settled here:
+
+* **Remote methods** are found on the class when it is spawned and travel in the handle, so that ``handle.nope`` raises
+  AttributeError where it is written. A name of the handle itself (``name``, ``incarnation``, ``ordered``, ``cancel``)
+  would hide a method; such a class is refused by ``spawn`` with a TypeError.
+* **Concurrency**: Ray's own limit is set out of reach. Data calls take a slot of a FIFO semaphore, control calls none.
+* **Cancelling** is a message to this process, never ``ray.cancel``, which also cancels whatever the callee called.
+* **Errors** are returned as data: Ray re-raises a copy that lost its fields.
+* **Crash**: the process leaves by ``os._exit``; no ``finally`` runs, as after a SIGKILL.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import contextlib
+import dataclasses
+import inspect
+import os
+import pickle
+import sys
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+from ray import cloudpickle
+
+from protocol.errors import CallCancelled, portable
+from real.backend import ProcessIdentity, RealBackend, RunConfig
+from real.handles import Header, Reply
+from real.registry import SpawnSpec
+
+_QUEUE_ITEMS = 1  # between the generator and Ray, which takes one item at a time
+
+
+@dataclasses.dataclass
+class _Sequence:
+    """Calls of one ``ordered()`` view, as they arrive."""
+
+    next: int = 0
+    waiting: dict[int, asyncio.Future[None]] = dataclasses.field(default_factory=dict)
+    given_up: set[int] = dataclasses.field(default_factory=set)
+
+
+class ActorHost:
+    """The Ray actor class around a component. Its methods are the wire; the component's are called by name."""
+
+    def __init__(self, run: RunConfig, identity: ProcessIdentity) -> None:
+        for folder in run.python_path:  # where the driver finds its classes, this process must find them too
+            if folder not in sys.path:
+                sys.path.append(folder)
+        self._backend = RealBackend(run, identity)
+        self._backend.own_process()
+        self._instance: Any = None
+        self._slots = asyncio.Semaphore(1)
+        self._running: dict[int, asyncio.Task[Any]] = {}
+        self._sequences: dict[int, _Sequence] = {}
+        # A cancel may overtake its call. Bounded, because most of these name calls that have answered meanwhile.
+        self._cancelled_before: collections.deque[int] = collections.deque(maxlen=1024)
+
+    async def boot(self, spec: SpawnSpec, cause: str | None, lc: int) -> Reply:
+        """Construct the component and await its ``start()``. An error is the spawner's to report."""
+        self._slots = asyncio.Semaphore(spec.data_calls)
+        log = self._backend.log
+        log.received(lc, cause)
+        log.emit("actor.spawned", cls=spec.cls, node=self._backend.node, role="actor")
+        try:
+            await self._backend.register()
+            cls, args, kwargs = pickle.loads(spec.payload, buffers=spec.buffers)
+            self._instance = cls(*args, **kwargs)
+            start = getattr(self._instance, "start", None)
+            if start is not None:
+                await start()
+            await self._backend.registered_as_started()
+        except Exception as error:
+            log.emit("actor.died", reason="crashed", detail=f"{type(error).__name__}: {error}")
+            # The spawner kills this process when it has the answer; should it be dead itself, nobody else would.
+            asyncio.get_running_loop().call_later(5.0, os._exit, 1)
+            return Reply("error", portable(error), log.latest, log.lc)
+        return Reply("value", None, log.latest, log.lc)
+
+    async def call(self, header: Header, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Reply:
+        """Run one remote method."""
+        log = self._backend.log
+        log.received(header.lc, header.cause)
+        task = asyncio.current_task()
+        assert task is not None
+        reply = Reply("error", _cancelled(header), None, 0)
+        try:
+            with self._cancellable(header, task):
+                async with self._admitted(header):
+                    value = await getattr(self._instance, header.method)(*args, **kwargs)
+            reply = Reply("value", value, None, 0)
+        except asyncio.CancelledError:
+            pass
+        except (SystemExit, KeyboardInterrupt) as error:
+            self._backend.crash(error)
+        except Exception as error:
+            reply = Reply("error", portable(error), None, 0)
+        return reply._replace(cause=log.latest, lc=log.lc)
+
+    async def stream(self, header: Header, args: tuple[Any, ...], kwargs: dict[str, Any]) -> AsyncIterator[Reply]:
+        """Run one remote async generator; its items in order, then ``end`` or ``error``."""
+        log = self._backend.log
+        log.received(header.lc, header.cause)
+        items: asyncio.Queue[Reply] = asyncio.Queue(_QUEUE_ITEMS)
+        # A task of its own: this generator is driven by Ray's task, which must survive a cancel of the component's.
+        pump = asyncio.get_running_loop().create_task(self._pump(header, args, kwargs, items))
+        try:
+            while True:
+                reply = await items.get()
+                yield reply._replace(cause=log.latest, lc=log.lc)
+                if reply.what != "value":
+                    return
+        finally:
+            pump.cancel()
+
+    async def cancel(self, call: int) -> None:
+        """Cancel the task of a call; without effect when it has answered."""
+        task = self._running.get(call)
+        if task is None:
+            self._cancelled_before.append(call)
+        else:
+            task.cancel()
+
+    async def _pump(
+        self, header: Header, args: tuple[Any, ...], kwargs: dict[str, Any], items: asyncio.Queue[Reply]
+    ) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        last = Reply("end", None, None, 0)
+        try:
+            with self._cancellable(header, task):
+                async with self._admitted(header):
+                    generator = getattr(self._instance, header.method)(*args, **kwargs)
+                    async with contextlib.aclosing(generator):
+                        async for item in generator:
+                            await items.put(Reply("value", item, None, 0))
+        except asyncio.CancelledError:
+            last = Reply("error", _cancelled(header), None, 0)
+        except (SystemExit, KeyboardInterrupt) as error:
+            self._backend.crash(error)
+        except Exception as error:
+            last = Reply("error", portable(error), None, 0)
+        await items.put(last)
+
+    @contextlib.contextmanager
+    def _cancellable(self, header: Header, task: asyncio.Task[Any]) -> Any:
+        if header.call in self._cancelled_before:
+            self._cancelled_before.remove(header.call)
+            raise asyncio.CancelledError
+        self._running[header.call] = task
+        try:
+            yield
+        finally:
+            del self._running[header.call]
+
+    @contextlib.asynccontextmanager
+    async def _admitted(self, header: Header) -> AsyncIterator[None]:
+        """Wait for the call's turn in its sequence, then for a slot if it is a data call."""
+        method = getattr(type(self._instance), header.method)
+        slot: Any = self._slots if getattr(method, "__seatrial_data_call__", False) else contextlib.nullcontext()
+        async with contextlib.AsyncExitStack() as stack:
+            if header.order is not None:
+                sequence = self._sequences.setdefault(header.order[0], _Sequence())
+                position = header.order[1]
+                try:
+                    await _turn(sequence, position)
+                    await stack.enter_async_context(slot)
+                finally:
+                    # Also when it was cancelled while waiting: the later ones must not wait for it for ever. They run
+                    # in a later iteration of the loop, so this call takes its first step before them.
+                    _pass_on(sequence, position)
+            else:
+                await stack.enter_async_context(slot)
+            yield
+
+
+async def _turn(sequence: _Sequence, position: int) -> None:
+    if position != sequence.next:
+        sequence.waiting[position] = asyncio.get_running_loop().create_future()
+        await sequence.waiting[position]
+
+
+def _pass_on(sequence: _Sequence, position: int) -> None:
+    sequence.waiting.pop(position, None)
+    sequence.given_up.add(position)
+    while sequence.next in sequence.given_up:
+        sequence.given_up.discard(sequence.next)
+        sequence.next += 1
+    waiter = sequence.waiting.get(sequence.next)
+    if waiter is not None and not waiter.done():
+        waiter.set_result(None)
+
+
+def _cancelled(header: Header) -> CallCancelled:
+    return CallCancelled(f"call of {header.method!r} was cancelled in the callee")
+
+
+def remote_methods(cls: type) -> tuple[frozenset[str], frozenset[str]]:
+    """The names of a class's remote methods: (calls, async generators).
+
+    Raises:
+        TypeError: a remote method has a name that a handle uses itself, so that it could never be called.
+    """
+    calls, streams = set(), set()
+    for name in dir(cls):
+        if name.startswith("_"):
+            continue
+        member: Callable[..., Any] = inspect.getattr_static(cls, name)
+        member = getattr(member, "__func__", member)
+        if inspect.isasyncgenfunction(member):
+            streams.add(name)
+        elif inspect.iscoroutinefunction(member):
+            calls.add(name)
+    hidden = sorted((calls | streams) & {"name", "incarnation", "ordered", "cancel"})
+    if hidden:
+        raise TypeError(f"{cls.__qualname__}.{hidden[0]}: a handle has a member of this name; rename the method")
+    return frozenset(calls), frozenset(streams)
+
+
+def pack(value: Any) -> tuple[bytes, tuple[bytes, ...]]:
+    """Pickle with buffers out of band: arrays come back read-only, as they do from Ray's own messages."""
+    buffers: list[Any] = []
+    payload = cloudpickle.dumps(value, protocol=5, buffer_callback=buffers.append)
+    return payload, tuple(buffer.raw().tobytes() for buffer in buffers)

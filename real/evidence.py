@@ -1,0 +1,89 @@
+"""Evidence of one real process: its events, each on disk by one unbuffered write before the effect that it reports.
+
+Every process writes a file of its own (``events/<actor>-<incarnation>.jsonl`` in the run's folder), because nothing
+that is shared between processes survives a SIGKILL at any instruction. ``seq`` is 0 until the files are merged.
+"""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import time
+import urllib.parse
+from contextvars import ContextVar
+from typing import Any
+
+from protocol.evidence import Event, encode
+
+OBSERVED = 2**52
+"""From here on ``n`` is no place among the process's own events: another process wrote it (kill, SIGSTOP)."""
+
+
+class ProcessLog:
+    """The events of one (actor, incarnation), with their counter ``n`` and Lamport clock ``lc``.
+
+    Args:
+        folder: of the run; the same for all its processes.
+        actor: name of the process.
+        incarnation: its incarnation.
+        started_ns: wall clock at the start of the run; ``t_ns`` counts from it.
+    """
+
+    def __init__(self, folder: str, actor: str, incarnation: int, started_ns: int) -> None:
+        self.actor = actor
+        self.incarnation = incarnation
+        self.n = 0
+        self.lc = 0
+        self._started_ns = started_ns
+        self._cause: ContextVar[str | None] = ContextVar("seatrial_cause", default=None)
+        path = pathlib.Path(folder, "events", f"{urllib.parse.quote(actor, safe='')}-{incarnation}.jsonl")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+
+    @property
+    def latest(self) -> str | None:
+        """Id of this process's latest event: what a message that leaves now follows from."""
+        return f"{self.actor}/{self.incarnation}/{self.n}" if self.n else None
+
+    def received(self, lc: int, cause: str | None) -> None:
+        """A call arrived; what this task emits from now on follows from ``cause``."""
+        self.lc = max(self.lc, lc)
+        self._cause.set(cause)
+
+    def emit(self, kind: str, /, **fields: Any) -> str:
+        """Write an event of this process; returns its id.
+
+        Raises:
+            UndeclaredEvent: nothing is written or counted.
+        """
+        return self._write(kind, self._cause.get(), fields)
+
+    def merge(self, lc: int) -> None:
+        """Something of Lamport time ``lc`` is known here now."""
+        self.lc = max(self.lc, lc)
+
+    def answered(self, lc: int, cause: str | None, kind: str, /, **fields: Any) -> str:
+        """Write an event that follows from another process's answer."""
+        self.lc = max(self.lc, lc)
+        return self._write(kind, cause, fields)
+
+    def emit_for(self, actor: str, incarnation: int, number: int, kind: str, /, **fields: Any) -> None:
+        """Write an event of another process that it cannot write itself. ``number``: unique in the run."""
+        self.lc += 1
+        self._append(Event(0, self._now(), kind, actor, incarnation, OBSERVED + number, self.lc, self.latest, fields))
+
+    def close(self) -> None:
+        os.close(self._file)
+
+    def _write(self, kind: str, cause: str | None, fields: dict[str, Any]) -> str:
+        event = Event(0, self._now(), kind, self.actor, self.incarnation, self.n + 1, self.lc + 1, cause, fields)
+        self._append(event)
+        self.n += 1
+        self.lc += 1
+        return event.id
+
+    def _append(self, event: Event) -> None:
+        os.write(self._file, encode(event).encode())
+
+    def _now(self) -> int:
+        return time.time_ns() - self._started_ns

@@ -1,0 +1,107 @@
+"""Ray's placement groups behind the ``PlacementGroups`` port."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import ray
+from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
+
+from protocol.errors import PlacementError
+from protocol.ports import Placement, PlacementState
+from real.evidence import ProcessLog
+
+POLL_S = 0.01  # GCS answers a look-up in under a millisecond; a group becomes CREATED some 6 ms after it was asked for
+
+# Ray has transitional states; to a caller of the port a group that cannot be used yet is PENDING.
+_STATES: dict[str, PlacementState] = {"CREATED": "CREATED", "REMOVED": "REMOVED"}
+
+
+class RayPlacementGroups:
+    """The ``PlacementGroups`` port. A group belongs to the run, not to its maker: it outlives the maker's death.
+
+    Args:
+        run: id of the run; ``table`` shows the groups of this run alone.
+        log: where the calling process's evidence goes.
+        new_id: makes unique names, which Ray asks for.
+    """
+
+    def __init__(self, run: str, log: ProcessLog, new_id: Any) -> None:
+        self._prefix = f"{run}/"
+        self._log = log
+        self._new_id = new_id
+        self._seen: dict[str, PlacementState] = {}
+
+    async def create(self, bundles: tuple[tuple[tuple[str, float], ...], ...], *, strategy: str, name: str) -> str:
+        group = placement_group(
+            [dict(bundle) for bundle in bundles],
+            strategy=strategy,
+            name=f"{self._prefix}{self._new_id('pg')}/{name}",
+            lifetime="detached",
+        )
+        group_id: str = group.id.hex()
+        self._observe(group_id, "PENDING")
+        return group_id
+
+    async def wait_created(self, group_id: str, timeout_s: float) -> None:
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout_s
+        while (state := self.state(group_id)) != "CREATED":
+            if state == "REMOVED":
+                raise PlacementError(f"placement group {group_id} is REMOVED")
+            if loop.time() >= deadline:
+                raise PlacementError(f"placement group {group_id} is still {state} after {timeout_s} s")
+            await asyncio.sleep(min(POLL_S, timeout_s))
+
+    async def remove(self, group_id: str) -> None:
+        remove_placement_group(self.group(group_id))
+
+    async def table(self) -> dict[str, PlacementState]:
+        rows = placement_group_table()
+        table: dict[str, PlacementState] = {}
+        for group_id, row in sorted(rows.items(), key=lambda item: item[1]["name"]):
+            if row["name"].startswith(self._prefix):
+                table[group_id] = self._observe(group_id, _STATES.get(row["state"], "PENDING"))
+        return table
+
+    def state(self, group_id: str) -> PlacementState:
+        """Raises PlacementError for a group that was never made."""
+        row = self._row(group_id)
+        return self._observe(group_id, _STATES.get(row["state"], "PENDING"))
+
+    def node_of(self, placement: Placement) -> str:
+        """Ray's id of the node that holds a bundle of a CREATED group. Raises PlacementError: no such bundle."""
+        nodes = self._row(placement.group_id)["bundles_to_node_id"]
+        if placement.bundle not in nodes:
+            raise PlacementError(
+                f"placement group {placement.group_id} has no bundle {placement.bundle}; it has {len(nodes)} bundles"
+            )
+        node: str = nodes[placement.bundle]
+        return node
+
+    def _row(self, group_id: str) -> dict[str, Any]:
+        row: dict[str, Any] = placement_group_table(self.group(group_id))
+        if not row or not row.get("name", "").startswith(self._prefix):
+            raise PlacementError(f"there is no placement group {group_id} in this run")
+        return row
+
+    def group(self, group_id: str) -> PlacementGroup:
+        """Ray's object for an id; it says nothing about the group's existence."""
+        try:
+            return PlacementGroup(ray.PlacementGroupID(bytes.fromhex(group_id)))
+        except ValueError as error:
+            raise PlacementError(f"{group_id!r} is no id of a placement group") from error
+
+    def _observe(self, group_id: str, state: PlacementState) -> PlacementState:
+        if self._seen.get(group_id) != state:
+            self._seen[group_id] = state
+            self._log.emit("placement.state", group=group_id, state=state, owner=self._log.actor)
+        return state
+
+
+def remove_groups_of(run: str) -> None:
+    """Remove the groups that a run left behind; they belong to no process and would hold their resources for ever."""
+    for group_id, row in placement_group_table().items():
+        if row["name"].startswith(f"{run}/") and row["state"] != "REMOVED":
+            remove_placement_group(PlacementGroup(ray.PlacementGroupID(bytes.fromhex(group_id))))

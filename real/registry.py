@@ -1,0 +1,136 @@
+"""Who carries which name: incarnations, addresses and spawn arguments of every run on this Ray cluster.
+
+Ray's own named actors are its source of truth for death. This registry adds what they lack: an incarnation that rises
+when a name is used again, and the serialised arguments that a restart needs after the process is gone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal
+
+import ray
+
+NAMESPACE = "seatrial"
+REGISTRY = "seatrial-registry"
+
+
+def ray_name(run: str, name: str, incarnation: int) -> str:
+    """The name of a process's Ray actor; one incarnation of one run, so that an old handle never reaches a new one."""
+    return f"{run}/{name}#{incarnation}"
+
+
+@dataclasses.dataclass(frozen=True)
+class SpawnSpec:
+    """What it takes to start an actor, now and again.
+
+    ``payload`` is the pickled (class, args, kwargs) with ``buffers`` kept out of band, so that arrays arrive read-only
+    as they do in messages. ``calls`` and ``streams`` are the names of the class's remote methods.
+    """
+
+    cls: str
+    payload: bytes
+    buffers: tuple[bytes, ...]
+    calls: frozenset[str]
+    streams: frozenset[str]
+    data_calls: int
+    node: str | None
+    group_id: str | None
+    bundle: int
+
+
+@dataclasses.dataclass
+class _Incarnation:
+    number: int
+    spec: SpawnSpec
+    spawner: str | None  # Ray name of the process that spawns it; None for the driver, whose death ends the run
+    state: Literal["starting", "alive", "dead"] = "starting"
+    pid: int = 0
+    node: str = ""
+
+
+@dataclasses.dataclass
+class _Run:
+    names: dict[str, list[_Incarnation]] = dataclasses.field(default_factory=dict)
+    processes: int = 0
+
+
+class NameRegistry:
+    """The Ray actor behind ``spawn``, ``lookup``, ``restart`` and ``kill``. Synchronous: one request at a time."""
+
+    def __init__(self) -> None:
+        self._runs: dict[str, _Run] = {}
+
+    def open(self, run: str) -> None:
+        self._runs[run] = _Run()
+
+    def reserve(self, run: str, name: str, spec: SpawnSpec, spawner: str | None) -> tuple[int, int] | None:
+        """Take a name: (incarnation, number of the process in this run), or None while a living actor has it."""
+        state = self._runs[run]
+        past = state.names.setdefault(name, [])
+        if past and not self._is_dead(run, name, past[-1]):
+            return None
+        state.processes += 1
+        past.append(_Incarnation(len(past) + 1, spec, spawner))
+        return len(past), state.processes
+
+    def booted(self, run: str, name: str, incarnation: int, pid: int, node: str) -> None:
+        """The process runs; its class may not have started yet."""
+        entry = self._runs[run].names[name][incarnation - 1]
+        entry.pid, entry.node = pid, node
+
+    def started(self, run: str, name: str, incarnation: int) -> None:
+        """``start()`` has returned: from here a lookup finds it."""
+        entry = self._runs[run].names[name][incarnation - 1]
+        if entry.state == "starting":
+            entry.state = "alive"
+
+    def condemn(self, run: str, name: str, incarnation: int) -> tuple[int, str] | None:
+        """Declare it dead before it is killed: (pid, node), or None where it was dead already."""
+        entry = self._runs[run].names[name][incarnation - 1]
+        if self._is_dead(run, name, entry):
+            return None
+        entry.state = "dead"
+        return entry.pid, entry.node
+
+    def whereabouts(self, run: str, name: str, incarnation: int) -> tuple[int, str] | None:
+        """(pid, node) of a living process, None for a dead one."""
+        entry = self._runs[run].names[name][incarnation - 1]
+        return None if self._is_dead(run, name, entry) else (entry.pid, entry.node)
+
+    def find(self, run: str, name: str) -> tuple[int, frozenset[str], frozenset[str]] | None:
+        """(incarnation, calls, streams) of the living incarnation of a name."""
+        past = self._runs[run].names.get(name, [])
+        if not past or past[-1].state != "alive" or self._is_dead(run, name, past[-1]):
+            return None
+        return past[-1].number, past[-1].spec.calls, past[-1].spec.streams
+
+    def spec(self, run: str, name: str, incarnation: int) -> SpawnSpec:
+        return self._runs[run].names[name][incarnation - 1].spec
+
+    def close(self, run: str) -> list[tuple[str, int, str]]:
+        """Forget a run; returns (Ray name, pid, node) of what may still be alive."""
+        state = self._runs[run]
+        del self._runs[run]
+        return [
+            (ray_name(run, name, entry.number), entry.pid, entry.node)
+            for name, past in state.names.items()
+            for entry in past
+            if not self._is_dead(run, name, entry)
+        ]
+
+    def _is_dead(self, run: str, name: str, entry: _Incarnation) -> bool:
+        if entry.state == "dead" or _exists(ray_name(run, name, entry.number)):
+            return entry.state == "dead"
+        # No such Ray actor: it died, or its spawner has yet to create it, or died before it could.
+        if entry.state == "alive" or entry.pid or (entry.spawner is not None and not _exists(entry.spawner)):
+            entry.state = "dead"
+        return entry.state == "dead"
+
+
+def _exists(name: str) -> bool:
+    try:
+        ray.get_actor(name, namespace=NAMESPACE)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,68 @@
+"""The two arms of the contract: one body, run in the simulated world and on Ray.
+
+A test asks for ``world`` and gives it ``async def body(backend)``. It then runs twice, and what it asserts holds in
+both worlds; the real arm records what Ray does, the simulated one must do the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import os
+import pathlib
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any, TypeVar
+
+import pytest
+
+from protocol.ports import Backend
+
+T = TypeVar("T")
+
+GPUS = 8
+BODY_TIMEOUT_S = 60.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Arm:
+    """One world. ``run(body)`` returns what the body returns; a body that hangs fails after a minute of its world."""
+
+    name: str
+    runner: Callable[..., Any]
+
+    def run(self, body: Callable[[Backend], Awaitable[T]]) -> T:
+        async def bounded(backend: Backend) -> T:
+            async with asyncio.timeout(BODY_TIMEOUT_S):
+                return await body(backend)
+
+        result: T = self.runner(bounded)
+        return result
+
+
+@pytest.fixture(scope="session")
+def ray_session() -> Iterator[None]:
+    """One local Ray for all tests: starting it takes five seconds, an actor a few tenths."""
+    os.environ["RAY_AUTH_MODE"] = "disabled"  # else it writes a token file under the home folder
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    root = str(pathlib.Path(__file__).resolve().parent.parent.parent)
+    path = os.environ.get("PYTHONPATH", "")
+    if root not in path.split(os.pathsep):
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [root, path]))
+    import ray
+
+    # CPUs are logical: an actor takes none, but Ray starts no more processes at once than there are.
+    ray.init(num_cpus=64, num_gpus=GPUS, include_dashboard=False, log_to_driver=False, configure_logging=False)
+    yield
+    ray.shutdown()
+
+
+@pytest.fixture(params=["sim", pytest.param("real", marks=pytest.mark.ray)])
+def world(request: pytest.FixtureRequest, tmp_path: pathlib.Path) -> Arm:
+    if request.param == "sim":
+        from sim.backend import run_sim
+
+        return Arm("sim", run_sim)
+    request.getfixturevalue("ray_session")
+    from real.backend import run_real
+
+    return Arm("real", lambda body: run_real(body, folder=str(tmp_path)))
