@@ -1,0 +1,127 @@
+"""Acceptance criteria: what a scenario asks beyond the invariants, by name, with thresholds fixed before the run.
+
+A scenario's ``acceptance`` list holds one ``{name: parameters}`` an entry. Source: DESIGN.md, "Scenario files".
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from pydantic import ValidationError
+
+from analysis.checks import engines, requests, run
+from analysis.checks.base import Check
+from analysis.checks.criteria import (
+    AnsweredFraction,
+    Count,
+    EventsPerRequest,
+    Happens,
+    LatencyP99,
+    Occurs,
+    Parameters,
+    Reached,
+)
+from analysis.checks.ledger import Ledger
+from analysis.errors import BadInput
+from protocol.evidence import KINDS
+
+
+class Entry(NamedTuple):
+    """One criterion that a scenario can name."""
+
+    model: type[Parameters]
+    doc: str
+    make: Callable[[Ledger, Any], Check]
+
+
+def _as_asked(invariant: type[Check]) -> Entry:
+    """An invariant named as a criterion: the same fold, but it must have judged something."""
+
+    def make(ledger: Ledger, _: Parameters) -> Check:
+        check = invariant(ledger)
+        check.group = "acceptance"
+        return check
+
+    return Entry(Parameters, inspect.getdoc(invariant) or "", make)
+
+
+CRITERIA: dict[str, Entry] = {
+    invariant.name: _as_asked(invariant)
+    for invariant in (
+        requests.NothingLost,
+        requests.NothingTwice,
+        requests.UnexplainedFailures,
+        requests.Converges,
+        engines.LoadedExportIsWhole,
+        run.FaultsHit,
+    )
+} | {
+    criterion.name: Entry(criterion.model, inspect.getdoc(criterion) or "", criterion)
+    for criterion in (AnsweredFraction, LatencyP99, Reached, Occurs, EventsPerRequest)
+}
+"""Every criterion by name."""
+
+
+def parse_criterion(entry: Any) -> tuple[str, Parameters]:
+    """Check one entry of an ``acceptance`` list.
+
+    Raises:
+        BadInput: the name is unknown or a parameter is wrong; the message names the key and what is known.
+    """
+    if not isinstance(entry, Mapping) or len(entry) != 1:
+        raise BadInput(f"acceptance entry {entry!r}: must be one 'name: {{parameters}}'")
+    ((name, raw),) = entry.items()
+    if name not in CRITERIA:
+        raise BadInput(f"acceptance criterion {name!r} is unknown; known are {', '.join(sorted(CRITERIA))}")
+    try:
+        parameters = CRITERIA[name].model.model_validate({} if raw is None else raw)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(str(part) for part in first["loc"])
+        raise BadInput(f"acceptance criterion {name!r}, key {key!r}: {first['msg']}") from error
+    if isinstance(parameters, Happens):
+        named = set(parameters.where) | ({"state"} if parameters.state is not None else set())
+        _check_events(name, parameters.event, parameters.after, named)
+    elif isinstance(parameters, Count):
+        _check_events(name, parameters.event, None, set(parameters.where))
+    return name, parameters
+
+
+def _check_events(name: str, event: str, after: str | None, fields: set[str]) -> None:
+    for kind in (event, after):
+        if kind is not None and kind not in KINDS:
+            raise BadInput(
+                f"acceptance criterion {name!r}: event kind {kind!r} is not declared in protocol/evidence.py"
+            )
+    if unknown := sorted(fields - {*KINDS[event].fields, "actor", "inc"}):
+        raise BadInput(
+            f"acceptance criterion {name!r}: event {event!r} has no field {unknown[0]!r}; "
+            f"it has {', '.join(KINDS[event].fields)}"
+        )
+
+
+def criteria(ledger: Ledger, entries: Sequence[Mapping[str, Any]]) -> list[Check]:
+    """The checks of an ``acceptance`` list. Raises BadInput as :func:`parse_criterion`."""
+    made = []
+    for entry in entries:
+        name, parameters = parse_criterion(entry)
+        made.append(CRITERIA[name].make(ledger, parameters))
+    return made
+
+
+def acceptance_schema() -> dict[str, Any]:
+    """JSON Schema of one entry of an ``acceptance`` list."""
+    return {
+        "oneOf": [
+            {
+                "type": "object",
+                "properties": {name: entry.model.model_json_schema()},
+                "required": [name],
+                "additionalProperties": False,
+                "description": entry.doc,
+            }
+            for name, entry in sorted(CRITERIA.items())
+        ]
+    }

@@ -1,0 +1,42 @@
+"""The invariants that judge every run, one class a check, in files by subject."""
+
+from __future__ import annotations
+
+from analysis.checks.base import Check, CheckResult
+from analysis.checks.claims import GatewayCounts
+from analysis.checks.engines import (
+    AdminOnce,
+    LoadedExportIsWhole,
+    NoRouteBeforeHealth,
+    NoStalePrefix,
+    OneVersionOneHash,
+    ServedVersion,
+)
+from analysis.checks.ledger import Ledger
+from analysis.checks.processes import EveryWaitEnds, NoCrash, NoUseAfterDeath
+from analysis.checks.requests import AnswerIsTheEngines, Converges, NothingLost, NothingTwice, UnexplainedFailures
+from analysis.checks.run import FaultsHit, NoAnomalies, NoLeaks, RunFinished
+
+INVARIANTS: tuple[type[Check], ...] = (
+    RunFinished,
+    NothingLost,
+    NothingTwice,
+    AnswerIsTheEngines,
+    UnexplainedFailures,
+    Converges,
+    EveryWaitEnds,
+    NoUseAfterDeath,
+    NoCrash,
+    NoRouteBeforeHealth,
+    ServedVersion,
+    OneVersionOneHash,
+    NoStalePrefix,
+    LoadedExportIsWhole,
+    AdminOnce,
+    FaultsHit,
+    NoAnomalies,
+    NoLeaks,
+    GatewayCounts,
+)
+
+__all__ = ["INVARIANTS", "Check", "CheckResult", "Ledger"]

@@ -1,0 +1,134 @@
+"""What a check is: a fold over a stream of events that ends in pass, fail or inconclusive.
+
+Source: DESIGN.md, "Evidence and verdicts".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar, Literal, NamedTuple
+
+from analysis.checks.ledger import Ledger
+from protocol.evidence import Event
+
+Result = Literal["pass", "fail", "inconclusive"]
+Group = Literal["invariant", "acceptance", "claim"]
+Handler = Callable[[Event], None]
+
+WITNESSES = 16  # seqs kept a check; the first ones are the ones that explain
+
+
+class CheckResult(NamedTuple):
+    """One row of a verdict."""
+
+    name: str
+    group: Group
+    result: Result
+    observed: str
+    expected: str
+    judged: int
+    """How many facts the check judged. A check that judged none does not pass."""
+    witness: tuple[int, ...]
+    """Seqs of the events that show it."""
+    explain: str
+    required: bool
+    """Whether this row can make the whole verdict inconclusive."""
+    applicable: bool
+    """False when none of the event kinds that the check is about occurred; such a row is never a pass."""
+
+    def as_json(self) -> dict[str, Any]:
+        return {**self._asdict(), "witness": list(self.witness)}
+
+
+class Check:
+    """Base of all checks.
+
+    A subclass names the event kinds it is about in ``needs``, returns its handlers from ``handlers`` and calls
+    ``violation`` or ``doubt`` where it sees one. Its state must be bounded by what is open at a time.
+
+    Args:
+        ledger: what all checks of one run share.
+    """
+
+    name: ClassVar[str]
+    group: Group = "invariant"
+    expected: ClassVar[str]
+    needs: ClassVar[tuple[str, ...]] = ()
+    """The check is applicable when one of these kinds occurred; empty: always."""
+    blame: ClassVar[Literal["fail", "inconclusive"]] = "fail"
+    """What a violation makes of the result."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self.ledger = ledger
+        self.judged = 0
+        self.violations = 0
+        self.doubts = 0
+        self._witness: list[int] = []
+        self._doubt_witness: list[int] = []
+        self._first = ""
+        self._first_doubt = ""
+
+    @property
+    def label(self) -> str:
+        """The name of the row; acceptance criteria add their parameters to it."""
+        return self.name
+
+    def handlers(self) -> dict[str, Handler]:
+        """Event kind to bound method. Bound once, because dispatch is the hottest code of a live run."""
+        raise NotImplementedError
+
+    def violation(self, explain: str, *seqs: int) -> None:
+        """Something that must not be was seen. The first explanation is kept, and the first few witnesses."""
+        self.violations += 1
+        if not self._first:
+            self._first = explain
+        if len(self._witness) < WITNESSES:
+            self._witness += [seq for seq in seqs if seq not in self._witness]
+
+    def doubt(self, explain: str, *seqs: int) -> None:
+        """Something could not be decided."""
+        self.doubts += 1
+        if not self._first_doubt:
+            self._first_doubt = explain
+        if len(self._doubt_witness) < WITNESSES:
+            self._doubt_witness += [seq for seq in seqs if seq not in self._doubt_witness]
+
+    def conclude(self) -> None:
+        """Last look, after the last event: what is still open, totals against thresholds."""
+
+    def observed(self) -> str:
+        return f"{self.violations} of {self.judged}"
+
+    def finish(self, *, required: bool, applicable: bool) -> CheckResult:
+        """The row of the verdict."""
+        self.conclude()
+        result: Result
+        if self.violations:
+            result, explain, witness = self.blame, self._first, self._witness
+            if self.violations > 1:
+                explain += f" (and {self.violations - 1} more)"
+        elif self.doubts:
+            result, explain, witness = "inconclusive", self._first_doubt, self._doubt_witness
+        elif not self.judged:
+            result, witness = "inconclusive", []
+            absent = f"not applicable: no {' or '.join(self.needs)} in this run"
+            explain = "nothing was judged" if applicable else absent
+        else:
+            result, explain, witness = "pass", "", []
+        return self.row(result, explain, tuple(witness[:WITNESSES]), required=required, applicable=applicable)
+
+    def row(
+        self, result: Result, explain: str, witness: tuple[int, ...] = (), *, required: bool, applicable: bool
+    ) -> CheckResult:
+        return CheckResult(
+            name=self.label,
+            group=self.group,
+            result=result,
+            observed=self.observed(),
+            expected=self.expected,
+            judged=self.judged,
+            witness=witness,
+            explain=explain,
+            required=required,
+            applicable=applicable,
+        )

@@ -1,0 +1,280 @@
+"""Engines: versions served, prefix caches, routing before health, exports that are whole."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from analysis.checks.base import Check, Handler
+from analysis.checks.ledger import Ledger, Process
+from protocol.evidence import Event
+
+Weights = tuple[str, str]  # version, hash
+PROBE_PREFIX = "probe-"
+
+
+class ServedVersion(Check):
+    """The spans of an engine's answer are of weights that this incarnation truly had while it ran the request."""
+
+    name = "served_version"
+    expected = "every span is of the weights the engine had then; spans cover the output"
+    needs = ("engine.finished",)
+
+    def __init__(self, ledger: Ledger) -> None:
+        super().__init__(ledger)
+        # Per engine process: (weights, seq from which they were served), oldest first. One entry a weight change.
+        self._history: dict[Process, list[tuple[Weights, int]]] = {}
+
+    def handlers(self) -> dict[str, Handler]:
+        return {
+            "engine.ready": self._on_weights,
+            "engine.weights": self._on_weights,
+            "engine.finished": self._on_finished,
+            "actor.died": self._on_died,
+        }
+
+    def _on_weights(self, event: Event) -> None:
+        history = self._history.setdefault((event.actor, event.inc), [])
+        weights = (event.data["version"], event.data["weight_hash"])
+        if not history or history[-1][0] != weights:
+            history.append((weights, event.seq))
+
+    def _on_died(self, event: Event) -> None:
+        process = (event.actor, event.inc)
+        if not self.ledger.is_zombie(process):
+            self._history.pop(process, None)
+
+    def _on_finished(self, event: Event) -> None:
+        data = event.data
+        spans = data["spans"]
+        tokens = data["completion_tokens"]
+        if not tokens and not spans:
+            return
+        self.judged += 1
+        history = self._history.get((event.actor, event.inc))
+        if history and len(spans) == 1:
+            version, start, end, weight_hash = spans[0]
+            if start == 0 and end == tokens and history[-1][0] == (version, weight_hash):
+                return
+        self._look_closely(event, spans, tokens, history or [])
+
+    def _look_closely(self, event: Event, spans: Any, tokens: int, history: list[tuple[Weights, int]]) -> None:
+        name = event.data["request"]
+        request = self.ledger.requests.get(name)
+        run = self.ledger.running_at(request, (event.actor, event.inc)) if request is not None else None
+        since = run.accepted_seq if run is not None else 0
+        position = 0
+        for version, start, end, weight_hash in spans:
+            if start != position or end < start:
+                self.violation(f"request {name}: spans {spans} have a gap or overlap at token {position}", event.seq)
+                return
+            position = end
+            index = _find(history, (version, weight_hash), since)
+            if index is None:
+                had = ", ".join(repr(weights[0]) for weights, _ in history) or "none that was announced"
+                self.violation(
+                    f"request {name}: tokens {start} to {end} are said to be of version {version!r} "
+                    f"(hash {weight_hash!r}); {event.actor}/{event.inc} had {had} in turn",
+                    *(seq for _, seq in history[-2:]),
+                    event.seq,
+                )
+                return
+            # Later spans are of the same or later weights.
+            since = max(since, history[index][1])
+        if position != tokens:
+            self.violation(f"request {name}: spans {spans} cover {position} of {tokens} tokens", event.seq)
+
+    def observed(self) -> str:
+        return f"{self.violations} of {self.judged} runs with a wrong version"
+
+
+def _find(history: list[tuple[Weights, int]], weights: Weights, since: int) -> int | None:
+    """The first place where ``weights`` were served at or after seq ``since``."""
+    for index, (had, _) in enumerate(history):
+        ended = history[index + 1][1] if index + 1 < len(history) else None
+        if had == weights and (ended is None or ended > since):
+            return index
+    return None
+
+
+class OneVersionOneHash(Check):
+    """Two engines that serve a version under one name serve the same weights."""
+
+    name = "one_version_one_hash"
+    expected = "one weight hash a version, over all engines"
+    needs = ("engine.ready", "engine.weights")
+
+    def __init__(self, ledger: Ledger) -> None:
+        super().__init__(ledger)
+        self._hashes: dict[str, tuple[str, int]] = {}
+
+    def handlers(self) -> dict[str, Handler]:
+        return {"engine.ready": self._on_weights, "engine.weights": self._on_weights}
+
+    def _on_weights(self, event: Event) -> None:
+        version, weight_hash = event.data["version"], event.data["weight_hash"]
+        self.judged += 1
+        known, seq = self._hashes.setdefault(version, (weight_hash, event.seq))
+        if known != weight_hash:
+            self.violation(
+                f"{event.actor}/{event.inc} serves version {version!r} with hash {weight_hash!r}, "
+                f"elsewhere it is {known!r}",
+                seq,
+                event.seq,
+            )
+
+    def observed(self) -> str:
+        return f"{len(self._hashes)} versions in {self.judged} reports, {self.violations} disagree"
+
+
+class NoStalePrefix(Check):
+    """No cached prefix computed by other weights is used."""
+
+    name = "no_stale_prefix"
+    expected = "0 cached tokens of another weight version"
+    needs = ("engine.finished",)
+
+    def handlers(self) -> dict[str, Handler]:
+        return {"engine.finished": self._on_finished}
+
+    def _on_finished(self, event: Event) -> None:
+        self.judged += 1
+        stale = event.data["stale_cached_tokens"]
+        if stale:
+            self.violation(
+                f"request {event.data['request']} on {event.actor}/{event.inc} used {stale} cached tokens "
+                "of other weights",
+                event.seq,
+            )
+
+    def observed(self) -> str:
+        return f"{self.violations} of {self.judged} runs used some"
+
+
+class NoRouteBeforeHealth(Check):
+    """No request but a probe reaches an engine process before it has reported ready."""
+
+    name = "no_route_before_health"
+    expected = "the first routed request of each engine process follows its readiness"
+    needs = ("engine.accepted",)
+
+    def __init__(self, ledger: Ledger) -> None:
+        super().__init__(ledger)
+        self._ready: dict[str, int] = {}  # name -> newest ready incarnation
+
+    def handlers(self) -> dict[str, Handler]:
+        return {"engine.ready": self._on_ready, "engine.accepted": self._on_accepted}
+
+    def _on_ready(self, event: Event) -> None:
+        self._ready[event.actor] = max(event.inc, self._ready.get(event.actor, event.inc))
+
+    def _on_accepted(self, event: Event) -> None:
+        self.judged += 1
+        if self._ready.get(event.actor, -1) < event.inc and not event.data["request"].startswith(PROBE_PREFIX):
+            self.violation(
+                f"request {event.data['request']} reached {event.actor}/{event.inc} before it was ready", event.seq
+            )
+
+    def observed(self) -> str:
+        return f"{self.violations} of {self.judged} requests came too early"
+
+
+class LoadedExportIsWhole(Check):
+    """An engine serves no weights that it read from a file that nobody wrote whole."""
+
+    name = "loaded_export_is_whole"
+    expected = "every file behind served weights was read as it was written"
+    needs = ("storage.read",)
+
+    def __init__(self, ledger: Ledger) -> None:
+        super().__init__(ledger)
+        self._whole: dict[str, set[str]] = {}  # path -> digests ever written whole
+        self._pending: dict[str, list[Event]] = {}  # engine name -> broken reads since its last weights
+
+    def handlers(self) -> dict[str, Handler]:
+        return {
+            "storage.written": self._on_written,
+            "storage.renamed": self._on_renamed,
+            "storage.read": self._on_read,
+            "engine.weights": self._on_weights,
+            "engine.ready": self._on_weights,
+            "engine.started": self._on_started,
+        }
+
+    def _on_written(self, event: Event) -> None:
+        self._whole.setdefault(event.data["path"], set()).add(event.data["sha256"])
+
+    def _on_renamed(self, event: Event) -> None:
+        old, new = event.data["old"], event.data["new"]
+        prefix = old.rstrip("/") + "/"
+        for path in list(self._whole):
+            if path == old:
+                self._whole.setdefault(new, set()).update(self._whole[path])
+            elif path.startswith(prefix):
+                moved = new.rstrip("/") + "/" + path[len(prefix) :]
+                self._whole.setdefault(moved, set()).update(self._whole[path])
+
+    def _on_read(self, event: Event) -> None:
+        self.judged += 1
+        if event.data["sha256"] not in self._whole.get(event.data["path"], ()):
+            reader = event.data["reader"].split("/", 1)[0]
+            self._pending.setdefault(reader, []).append(event)
+
+    def _on_started(self, event: Event) -> None:
+        self._pending.pop(event.actor, None)
+
+    def _on_weights(self, event: Event) -> None:
+        broken = self._pending.pop(event.actor, None)
+        if broken and event.data.get("ok", True):
+            self.violation(
+                f"{event.actor}/{event.inc} serves version {event.data['version']!r} after reading "
+                f"{broken[0].data['path']}, which nobody wrote whole in that form",
+                *(read.seq for read in broken[:4]),
+                event.seq,
+            )
+
+    def observed(self) -> str:
+        return f"{self.judged} files read, {self.violations} loads of a broken one"
+
+
+class AdminOnce(Check):
+    """After an attempt of unknown outcome an operation does not deliver the same admin POST again."""
+
+    name = "admin_once"
+    expected = "no second delivery after an attempt of unknown outcome"
+    needs = ("admin.attempt",)
+
+    def __init__(self, ledger: Ledger) -> None:
+        super().__init__(ledger)
+        # (operation, target, route) -> attempt event and target incarnation; only attempts of unknown outcome.
+        self._unknown: dict[tuple[str, str, str], tuple[Event, int]] = {}
+        self._delivered: dict[tuple[str, str], Event] = {}  # (engine, route) -> latest delivery
+
+    def handlers(self) -> dict[str, Handler]:
+        return {"engine.post": self._on_post, "admin.attempt": self._on_attempt}
+
+    def _on_post(self, event: Event) -> None:
+        self._delivered[event.actor, event.data["route"]] = event
+
+    def _on_attempt(self, event: Event) -> None:
+        data = event.data
+        self.judged += 1
+        key = (data["operation"], data["target"], data["route"])
+        unknown = self._unknown.get(key)
+        delivery = self._delivered.get((data["target"], data["route"]))
+        if unknown is not None and delivery is not None:
+            first, inc = unknown
+            # A new process of the target knows nothing of the first delivery: asking it again is no second effect.
+            if delivery.seq > first.seq and delivery.inc == inc:
+                self.violation(
+                    f"operation {data['operation']} posted {data['route']} to {data['target']} again after attempt "
+                    f"{first.data['attempt']} of unknown outcome ({first.data['error']})",
+                    first.seq,
+                    delivery.seq,
+                    event.seq,
+                )
+        if data["outcome"] == "unknown":
+            newest = max(self.ledger.newest.get(data["target"], -1), delivery.inc if delivery else -1)
+            self._unknown.setdefault(key, (event, newest))
+
+    def observed(self) -> str:
+        return f"{self.judged} attempts, {self.violations} repeated after an unknown outcome"

@@ -1,0 +1,233 @@
+"""What several checks need to know at once: open requests, weights, deaths, faults. Bounded by what is open.
+
+The judge lets the ledger see an event before the checks do, and lets it close a request after they have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from analysis.order import Order
+from analysis.rundir import Preregistered
+from protocol.evidence import Event
+
+Process = tuple[str, int]
+
+
+class Run:
+    """A request being run by an engine, or that an engine finished."""
+
+    __slots__ = ("accepted_seq", "completion_tokens", "engine", "finished_seq", "version")
+
+    def __init__(self, engine: Process, accepted_seq: int) -> None:
+        self.engine = engine
+        self.accepted_seq = accepted_seq
+        self.finished_seq = 0
+        self.completion_tokens = 0
+        self.version = ""
+
+
+class Request:
+    """One request that a client or an engine still has open."""
+
+    __slots__ = ("done_seq", "idempotent", "refused", "runs", "sent_ns", "sent_seq")
+
+    def __init__(self, sent_seq: int, sent_ns: int, idempotent: bool) -> None:
+        self.sent_seq = sent_seq
+        self.sent_ns = sent_ns
+        self.idempotent = idempotent
+        self.done_seq = 0
+        self.runs: list[Run] = []
+        self.refused: tuple[int, int] | None = None  # seq and status of an engine's 4xx
+
+    def is_running(self) -> bool:
+        return any(not run.finished_seq for run in self.runs)
+
+
+class FaultWindow:
+    """A fault from its injection to its healing."""
+
+    __slots__ = ("end_ns", "fault", "injected_seq", "name", "start_ns", "target")
+
+    def __init__(self, event: Event) -> None:
+        self.fault: int = event.data["fault"]
+        self.name: str = event.data["name"]
+        self.target: str = event.data["target"]
+        self.injected_seq = event.seq
+        self.start_ns = event.t_ns
+        self.end_ns: int | None = None
+
+
+class Ledger:
+    """State shared by the checks of one run.
+
+    Args:
+        preregistered: thresholds fixed before the run.
+    """
+
+    def __init__(self, preregistered: Preregistered) -> None:
+        self.preregistered = preregistered
+        self.order = Order()
+        self.causal: Order | None = None  # the same where it must be fed; None where the file order is the order
+        self.requests: dict[str, Request] = {}
+        self.requests_sent = 0
+        self.events = 0
+        self.last: Event | None = None
+        self.started: Event | None = None
+        self.finished: Event | None = None
+        self.faults: dict[int, FaultWindow] = {}
+        self.healed: Event | None = None
+        self.roles: dict[Process, str] = {}
+        self.nodes: dict[Process, str] = {}
+        self.newest: dict[str, int] = {}
+        self.dead: dict[str, int] = {}  # name -> highest dead incarnation
+        self.deaths: dict[Process, Event] = {}
+        self.zombie_nodes: dict[str, bool] = {}
+
+    def before(self) -> dict[str, Callable[[Event], None]]:
+        """Handlers that run before those of the checks."""
+        return {
+            "run.started": self._started,
+            "run.finished": self._finished,
+            "run.healed": self._healed,
+            "actor.spawned": self._spawned,
+            "actor.died": self._died,
+            "node.lost": self._node_lost,
+            "node.restored": self._node_restored,
+            "request.sent": self._sent,
+            "engine.accepted": self._accepted,
+            "engine.refused": self._refused,
+            "fault.injected": self._injected,
+            "fault.healed": self._fault_healed,
+        }
+
+    def after(self) -> dict[str, Callable[[Event], None]]:
+        """Handlers that run after those of the checks."""
+        return {"engine.finished": self._engine_finished, "request.done": self._done, "actor.died": self._forget_runs}
+
+    # --- the run
+    def _started(self, event: Event) -> None:
+        self.started = event
+        self.order = Order(event.data["clock_error_ns"])
+        self.causal = self.order if self.order.clock_error_ns else None
+
+    def _finished(self, event: Event) -> None:
+        self.finished = event
+
+    def _healed(self, event: Event) -> None:
+        self.healed = event
+
+    # --- processes
+    def _spawned(self, event: Event) -> None:
+        process = (event.actor, event.inc)
+        self.roles[process] = event.data["role"]
+        self.nodes[process] = event.data["node"]
+        self.newest[event.actor] = max(event.inc, self.newest.get(event.actor, event.inc))
+
+    def _died(self, event: Event) -> None:
+        self.dead[event.actor] = max(event.inc, self.dead.get(event.actor, event.inc))
+        self.deaths[event.actor, event.inc] = event
+
+    def _node_lost(self, event: Event) -> None:
+        self.zombie_nodes[event.data["node"]] = event.data["zombie"]
+
+    def _node_restored(self, event: Event) -> None:
+        self.zombie_nodes.pop(event.data["node"], None)
+
+    def is_zombie(self, process: Process) -> bool:
+        """Whether the process was declared dead with its node while it may still act: that is the fault itself."""
+        return self.zombie_nodes.get(self.nodes.get(process, ""), False)
+
+    # --- requests
+    def _sent(self, event: Event) -> None:
+        data = event.data
+        self.requests_sent += 1
+        request = data["request"]
+        if request not in self.requests:  # sending an id twice is for nothing_lost to judge
+            self.requests[request] = Request(event.seq, event.t_ns, data["idempotent"])
+
+    def _accepted(self, event: Event) -> None:
+        request = self.requests.get(event.data["request"])
+        if request is not None:
+            request.runs.append(Run((event.actor, event.inc), event.seq))
+
+    def _refused(self, event: Event) -> None:
+        request = self.requests.get(event.data["request"])
+        if request is not None and 400 <= event.data["status"] < 500:
+            request.refused = (event.seq, event.data["status"])
+
+    def running_at(self, request: Request, engine: Process) -> Run | None:
+        """The unfinished run of a request at an engine."""
+        for run in request.runs:
+            if not run.finished_seq and run.engine == engine:
+                return run
+        return None
+
+    def _engine_finished(self, event: Event) -> None:
+        data = event.data
+        name = data["request"]
+        request = self.requests.get(name)
+        if request is None:
+            return
+        run = self.running_at(request, (event.actor, event.inc))
+        if run is not None:
+            run.finished_seq = event.seq
+            run.completion_tokens = data["completion_tokens"]
+            spans = data["spans"]
+            run.version = spans[-1][0] if spans else ""
+        if request.done_seq and not request.is_running():
+            del self.requests[name]
+
+    def _done(self, event: Event) -> None:
+        name = event.data["request"]
+        request = self.requests.get(name)
+        if request is None:
+            return
+        if request.is_running():
+            request.done_seq = event.seq  # the client gave up; an engine has not
+        else:
+            del self.requests[name]
+
+    def _forget_runs(self, event: Event) -> None:
+        # What a dead engine was running will never finish there.
+        process = (event.actor, event.inc)
+        if self.roles.get(process, "engine") != "engine":
+            return
+        over = []
+        for name, request in self.requests.items():
+            if any(run.engine == process and not run.finished_seq for run in request.runs):
+                request.runs = [run for run in request.runs if run.engine != process or run.finished_seq]
+                if request.done_seq and not request.is_running():
+                    over.append(name)
+        for name in over:
+            del self.requests[name]
+
+    # --- faults
+    def _injected(self, event: Event) -> None:
+        self.faults[event.data["fault"]] = FaultWindow(event)
+
+    def _fault_healed(self, event: Event) -> None:
+        window = self.faults.get(event.data["fault"])
+        if window is not None:
+            window.end_ns = event.t_ns
+
+    def shadow(self, from_ns: int, to_ns: int, grace_ns: int) -> FaultWindow | None:
+        """The first fault in whose shadow the interval lies at least in part."""
+        for window in self.faults.values():
+            if window.start_ns <= to_ns and (window.end_ns is None or from_ns <= window.end_ns + grace_ns):
+                return window
+        return None
+
+    # --- how the run ended
+    @property
+    def last_ns(self) -> int:
+        return self.last.t_ns if self.last is not None else 0
+
+    @property
+    def completed(self) -> bool:
+        return self.finished is not None and self.finished.data["reason"] == "completed"
+
+    @property
+    def stuck(self) -> bool:
+        """The run ended because nothing went on: what is open then will never end."""
+        return self.finished is not None and self.finished.data["reason"] in ("deadlock", "livelock", "time_limit")

@@ -1,0 +1,250 @@
+"""Requests: each sent one ends exactly once, has its effect once, and fails only in the shadow of a fault."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Any
+
+from analysis.checks.base import Check, Handler
+from analysis.checks.ledger import Ledger
+from protocol.evidence import Event
+
+_CLOSED_KEPT = 65_536
+
+
+class NothingLost(Check):
+    """Every ``request.sent`` has exactly one ``request.done`` by the end of the run."""
+
+    name = "nothing_lost"
+    expected = "each request sent ends exactly once"
+    needs = ("request.sent", "request.done")
+
+    def __init__(self, ledger: Ledger) -> None:
+        super().__init__(ledger)
+        self._done = 0
+
+    def handlers(self) -> dict[str, Handler]:
+        return {"request.done": self._on_done}
+
+    def _on_done(self, event: Event) -> None:
+        self._done += 1
+        request = self.ledger.requests.get(event.data["request"])
+        if request is None:
+            self.violation(f"request {event.data['request']} ended twice, or was never sent", event.seq)
+        elif request.done_seq:
+            text = f"request {event.data['request']} ended twice"
+            self.violation(text, request.sent_seq, request.done_seq, event.seq)
+
+    def conclude(self) -> None:
+        self.judged = self.ledger.requests_sent
+        ended = self.ledger.completed or self.ledger.stuck
+        for name, request in self.ledger.requests.items():
+            if request.done_seq:
+                continue
+            if ended:
+                self.violation(f"request {name} was sent and never ended", request.sent_seq)
+            else:
+                self.doubt(f"request {name} was open when the evidence ends", request.sent_seq)
+
+    def observed(self) -> str:
+        return f"{self.ledger.requests_sent} sent, {self._done} ended"
+
+
+class NothingTwice(Check):
+    """A request that may not be replayed has its effect on at most one engine, once; no request is answered twice."""
+
+    name = "nothing_twice"
+    expected = "no non-idempotent request takes effect twice, none ends twice"
+    needs = ("request.done", "engine.finished")
+
+    def __init__(self, ledger: Ledger) -> None:
+        super().__init__(ledger)
+        # A copy may be delivered after both sides have closed the request: the latest closed ones are remembered.
+        self._closed: OrderedDict[str, tuple[str, int, int]] = OrderedDict()
+        self._effects = 0
+
+    def handlers(self) -> dict[str, Handler]:
+        return {"engine.finished": self._on_finished, "request.done": self._on_done}
+
+    def _on_done(self, event: Event) -> None:
+        self.judged += 1
+        request = self.ledger.requests.get(event.data["request"])
+        if request is None:
+            self.violation(f"request {event.data['request']} ended twice, or was never sent", event.seq)
+        elif request.done_seq:
+            self.violation(f"request {event.data['request']} ended twice", request.done_seq, event.seq)
+
+    def _on_finished(self, event: Event) -> None:
+        data = event.data
+        name = data["request"]
+        request = self.ledger.requests.get(name)
+        if request is not None and request.idempotent:
+            return
+        self.judged += 1
+        if not data["completion_tokens"]:
+            return
+        earlier = self._closed.get(name)
+        if earlier is not None:
+            engine, inc, seq = earlier
+            self.violation(
+                f"request {name} is not idempotent and took effect on {engine}/{inc} and on {event.actor}/{event.inc}",
+                seq,
+                event.seq,
+            )
+        elif request is not None:
+            self._effects += 1
+            self._closed[name] = (event.actor, event.inc, event.seq)
+            if len(self._closed) > _CLOSED_KEPT:
+                self._closed.popitem(last=False)
+
+    def observed(self) -> str:
+        return f"{self._effects} non-idempotent requests took effect; {self.violations} took effect or ended twice"
+
+
+class AnswerIsTheEngines(Check):
+    """What the client was told is what the engine that it names produced: tokens and weight version."""
+
+    name = "answer_is_the_engines"
+    expected = "version and token count of each answer equal those of the engine's run"
+    needs = ("request.done",)
+
+    def handlers(self) -> dict[str, Handler]:
+        return {"request.done": self._on_done}
+
+    def _on_done(self, event: Event) -> None:
+        data = event.data
+        if data["outcome"] != "done":
+            return
+        request = self.ledger.requests.get(data["request"])
+        if request is None:
+            return  # nothing_lost says so
+        self.judged += 1
+        engine = (data["replica"], data["replica_inc"])
+        last = None
+        for run in request.runs:
+            # A gateway that hides the replica's name is judged by what any engine made of the request.
+            if run.finished_seq and (run.engine == engine or not engine[0]):
+                last = run
+                if run.completion_tokens == data["completion_tokens"] and (
+                    run.version == data["version"] or not run.completion_tokens
+                ):
+                    return
+        if last is None:
+            self.violation(
+                f"request {data['request']} is answered in the name of {engine[0] or 'any engine'}/{engine[1]}, "
+                "which never finished it",
+                request.sent_seq,
+                event.seq,
+            )
+        else:
+            self.violation(
+                f"request {data['request']}: the client has {data['completion_tokens']} tokens of version "
+                f"{data['version']!r}, the engine made {last.completion_tokens} of {last.version!r}",
+                last.finished_seq,
+                event.seq,
+            )
+
+    def observed(self) -> str:
+        return f"{self.violations} of {self.judged} answers differ"
+
+
+class UnexplainedFailures(Check):
+    """A request that does not end *done* lies in the shadow of a fault, or an engine refused it with 4xx."""
+
+    name = "unexplained_failures"
+    expected = "each request that is not answered is explained by a fault"
+    needs = ("request.done",)
+
+    def __init__(self, ledger: Ledger) -> None:
+        super().__init__(ledger)
+        self._grace_ns = round(ledger.preregistered.shadow_s * 1e9)
+        self._explained: dict[str, int] = {}
+
+    def handlers(self) -> dict[str, Handler]:
+        return {"request.done": self._on_done}
+
+    def _on_done(self, event: Event) -> None:
+        self.judged += 1
+        data = event.data
+        if data["outcome"] == "done":
+            return
+        request = self.ledger.requests.get(data["request"])
+        if request is None:
+            return  # nothing_lost says so
+        if request.refused is not None and data["status"] == request.refused[1]:
+            reason = f"refused with {request.refused[1]}"
+        else:
+            window = self.ledger.shadow(request.sent_ns, event.t_ns, self._grace_ns)
+            if window is None:
+                self.violation(_failure(data), request.sent_seq, event.seq)
+                return
+            reason = f"{window.name} on {window.target}"
+        self._explained[reason] = self._explained.get(reason, 0) + 1
+
+    def observed(self) -> str:
+        said = ", ".join(f"{count} {reason}" for reason, count in self._explained.items())
+        explained = sum(self._explained.values())
+        return f"{self.violations + explained} failed of {self.judged}, {self.violations} unexplained" + (
+            f" (in the shadow of: {said})" if said else ""
+        )
+
+
+def _failure(data: dict[str, Any]) -> str:
+    return (
+        f"request {data['request']} ended {data['outcome']} with status {data['status']} "
+        f"({data['error'] or 'no error'}) while no fault was on"
+    )
+
+
+class Converges(Check):
+    """After the last fault is healed, whatever is open or is sent ends within the stated bound."""
+
+    name = "converges"
+    needs = ("fault.injected", "run.healed")
+    expected = "after the last healing every request ends within the bound"
+
+    def __init__(self, ledger: Ledger) -> None:
+        super().__init__(ledger)
+        self._bound_ns = round(ledger.preregistered.converge_within_s * 1e9)
+        self._slowest_ns = 0
+
+    def handlers(self) -> dict[str, Handler]:
+        return {"request.done": self._on_done, "run.healed": self._on_healed}
+
+    def _on_healed(self, event: Event) -> None:
+        # A later healing starts the bound again: what was judged against an earlier one no longer counts.
+        self.judged = 1
+        self._slowest_ns = 0
+
+    def _on_done(self, event: Event) -> None:
+        healed = self.ledger.healed
+        request = self.ledger.requests.get(event.data["request"])
+        if healed is None or request is None:
+            return
+        self.judged += 1
+        self._judge(event.data["request"], request.sent_ns, event.t_ns, healed, request.sent_seq, event.seq)
+
+    def _judge(self, name: str, sent_ns: int, until_ns: int, healed: Event, *seqs: int) -> None:
+        took = until_ns - max(sent_ns, healed.t_ns)
+        if took > self._slowest_ns:
+            self._slowest_ns = took
+        if took <= self._bound_ns:
+            return
+        text = f"request {name} took {took / 1e9:.3f} s from the last healing on (bound {self._bound_ns / 1e9:g} s)"
+        if took > self._bound_ns + self.ledger.order.clock_error_ns:
+            self.violation(text, healed.seq, *seqs)
+        else:
+            self.doubt(f"{text}; within the clock error", healed.seq, *seqs)
+
+    def conclude(self) -> None:
+        healed = self.ledger.healed
+        if healed is None:
+            if self.ledger.faults:
+                self.doubt("faults were injected and the last healing is not in the evidence")
+            return
+        for name, request in self.ledger.requests.items():
+            if not request.done_seq:
+                self._judge(name, request.sent_ns, self.ledger.last_ns, healed, request.sent_seq)
+
+    def observed(self) -> str:
+        return f"slowest {self._slowest_ns / 1e9:.3f} s of bound {self._bound_ns / 1e9:g} s, {self.judged} judged"

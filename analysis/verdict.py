@@ -1,0 +1,206 @@
+"""The judge: feeds events to checks and reaches a verdict, live in a sweep or offline from a file, with one result.
+
+Source: DESIGN.md, "Evidence and verdicts".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+from analysis.acceptance import criteria
+from analysis.checks import INVARIANTS, Check, CheckResult, Ledger
+from analysis.checks.base import Result
+from analysis.errors import BadInput
+from analysis.rundir import Preregistered, RunDir
+from protocol.evidence import Event
+
+EXIT_CODES: dict[str, int] = {"pass": 0, "fail": 1, "inconclusive": 3}
+BAD_INPUT = 2
+ANALYSIS_VERSION = 1
+
+
+class Verdict(NamedTuple):
+    """What the judge says of a run."""
+
+    result: Result
+    checks: tuple[CheckResult, ...]
+    events: int
+    note: str = ""
+    """What the reader had to say of the evidence itself, such as a cut last line."""
+
+    @property
+    def exit_code(self) -> int:
+        return EXIT_CODES[self.result]
+
+    def as_json(self) -> dict[str, Any]:
+        """The content of verdict.json."""
+        return {
+            "analysis_version": ANALYSIS_VERSION,
+            "result": self.result,
+            "events": self.events,
+            "note": self.note,
+            "checks": [check.as_json() for check in self.checks],
+        }
+
+    def failed(self) -> list[CheckResult]:
+        """The rows that made it fail; where nothing failed, the rows that made it inconclusive."""
+        decisive = [check for check in self.checks if check.group != "claim"]
+        fails = [check for check in decisive if check.result == "fail"]
+        return fails or [check for check in decisive if check.result == "inconclusive" and check.required]
+
+
+class Judge:
+    """Folds a stream of events into a verdict.
+
+    Args:
+        preregistered: thresholds fixed before the run; the judge knows nothing else beside the events.
+        invariants: check classes; all by default.
+
+    Raises:
+        BadInput: an acceptance entry is unknown or wrong, or ``required`` names no invariant.
+    """
+
+    def __init__(
+        self, preregistered: Preregistered | None = None, invariants: Sequence[type[Check]] = INVARIANTS
+    ) -> None:
+        self.preregistered = Preregistered() if preregistered is None else preregistered
+        known = {check.name for check in INVARIANTS}
+        if unknown := [name for name in self.preregistered.required if name not in known]:
+            raise BadInput(f"preregistered.required names {unknown[0]!r}; known are {', '.join(sorted(known))}")
+        self._ledger = Ledger(self.preregistered)
+        self._checks = [check(self._ledger) for check in invariants]
+        self._checks += criteria(self._ledger, self.preregistered.acceptance)
+        self._raised: dict[object, str] = {}
+        # Filled when a kind is first seen, so that its keys are the kinds that occurred.
+        self._dispatch: dict[str, tuple[Callable[[Event], None], ...]] = {}
+        before, after = self._ledger.before(), self._ledger.after()
+        self._sources = [before, *(check.handlers() for check in self._checks), after]
+
+    def feed(self, event: Event) -> None:
+        """Judge one event. Never raises: a check that does becomes inconclusive."""
+        ledger = self._ledger
+        ledger.events += 1
+        ledger.last = event
+        if ledger.causal is not None:
+            ledger.causal.see(event)
+        handlers = self._dispatch.get(event.kind)
+        if handlers is None:
+            handlers = self._first_of(event.kind)
+        handler = None
+        try:
+            for handler in handlers:
+                handler(event)
+        except Exception as error:
+            self._drop(handler, event, error, handlers)
+
+    record = feed  # a Judge is a Recorder
+
+    def _first_of(self, kind: str) -> tuple[Callable[[Event], None], ...]:
+        found = tuple(
+            source[kind]
+            for source in self._sources
+            if kind in source and getattr(source[kind], "__self__", None) not in self._raised
+        )
+        self._dispatch[kind] = found
+        return found
+
+    def _drop(
+        self,
+        handler: Callable[[Event], None] | None,
+        event: Event,
+        error: Exception,
+        handlers: tuple[Callable[[Event], None], ...],
+    ) -> None:
+        """Take the check that raised out of the dispatch and let the others see the event."""
+        owner = getattr(handler, "__self__", None)
+        self._raised[owner] = f"raised {type(error).__name__}: {error} at event {event.seq} ({event.kind})"
+        for kind, current in self._dispatch.items():
+            self._dispatch[kind] = tuple(one for one in current if getattr(one, "__self__", None) is not owner)
+        rest = handlers[handlers.index(handler) + 1 :] if handler is not None else ()
+        for later in rest:
+            if getattr(later, "__self__", None) is owner:
+                continue
+            try:
+                later(event)
+            except Exception as another:
+                self._drop(later, event, another, (later,))
+
+    def verdict(self, note: str = "") -> Verdict:
+        """The verdict on what was fed. Call it once, after the last event."""
+        rows = tuple(self._finish(check) for check in self._checks)
+        decisive = [row for row in rows if row.group != "claim"]
+        result: Result = "pass"
+        if any(row.result == "fail" for row in decisive):
+            result = "fail"
+        elif any(row.result == "inconclusive" and row.required for row in decisive):
+            result = "inconclusive"
+        return Verdict(result, rows, self._ledger.events, note)
+
+    def _finish(self, check: Check) -> CheckResult:
+        applicable = not check.needs or any(kind in self._dispatch for kind in check.needs)
+        required = check.group == "acceptance" or check.name in self.preregistered.required or applicable
+        if check.group == "acceptance":
+            applicable = True
+        raised = self._raised.get(check) or self._raised.get(self._ledger)
+        if raised is None:
+            try:
+                return check.finish(required=required, applicable=applicable)
+            except Exception as error:
+                raised = f"raised {type(error).__name__}: {error} at the end"
+        # Not check.row(): a check that raised may not be asked anything more.
+        return CheckResult(
+            check.name,
+            check.group,
+            "inconclusive",
+            observed="no result",
+            expected=check.expected,
+            judged=check.judged,
+            witness=(),
+            explain=raised,
+            required=required,
+            applicable=True,
+        )
+
+
+def judge(events: Iterable[Event], preregistered: Preregistered | None = None) -> Verdict:
+    """The verdict on a finished stream of events."""
+    arbiter = Judge(preregistered)
+    for event in events:
+        arbiter.feed(event)
+    return arbiter.verdict()
+
+
+def judge_run(directory: RunDir) -> Verdict:
+    """The verdict on a run directory, from its run.json and events.jsonl alone.
+
+    Raises:
+        BadInput: one of the two cannot be used.
+    """
+    arbiter = Judge(directory.info().preregistered)
+    reader = directory.read_events()
+    for event in reader:
+        arbiter.feed(event)
+    return arbiter.verdict(reader.cut)
+
+
+def differences(ours: Verdict, stored: Any) -> list[str]:
+    """Where a stored verdict.json differs from the verdict just reached: one line a row, empty when equal."""
+    mine = ours.as_json()
+    if stored == mine:
+        return []
+    if not isinstance(stored, dict) or not isinstance(stored.get("checks"), list):
+        return ["the stored verdict is none"]
+    lines = [
+        f"{key}: stored {stored.get(key)!r}, now {mine[key]!r}"
+        for key in ("analysis_version", "result", "events", "note")
+        if stored.get(key) != mine[key]
+    ]
+    old = {f"{row.get('group')} {row.get('name')}": row for row in stored["checks"] if isinstance(row, dict)}
+    new = {f"{row['group']} {row['name']}": row for row in mine["checks"]}
+    for name in sorted(set(old) | set(new)):
+        if old.get(name) != new.get(name):
+            was = old.get(name, {}).get("result", "absent")
+            now = new.get(name, {}).get("result", "absent")
+            lines.append(f"{name}: stored {was}, now {now}" + (" (details differ)" if was == now else ""))
+    return lines or ["the stored verdict has other keys"]
