@@ -60,6 +60,8 @@ class HealthConfig(ComponentConfig):
     """A replica whose process lives but is unhealthy this long is replaced. A dead or wedged one is at once."""
     report_interval_s: Seconds = 10.0
     """A replica that still needs recovery is reported again after this long."""
+    call_timeout_s: Seconds = 5.0
+    """Longest wait for the gateway or recovery to answer."""
 
 
 class AdminConfig(ComponentConfig):
@@ -84,6 +86,8 @@ class AdminConfig(ComponentConfig):
     pause_mode: Literal["abort", "retract", "in_place"] = "in_place"
     pause_hold_s: SecondsOrNone = 0.2
     """How long a pause round keeps the replicas paused."""
+    call_timeout_s: Seconds = 5.0
+    """Longest wait for the gateway or the prober to answer."""
 
 
 class RecoveryConfig(ComponentConfig):
@@ -106,12 +110,16 @@ class RecoveryConfig(ComponentConfig):
     generate_timeout_s: Seconds = 30.0
     """Read time-out of the validating generation."""
     export_attempts: Count = 3
-    """Readings of a broken export before the one before it is used."""
+    """Readings of a broken export before it is written again, or else the one before it is used."""
     export_backoff_s: SecondsOrNone = 0.5
     validate_tokens: Count = 4
     """Output tokens of the validating generation."""
+    repair_timeout_s: Seconds = 300.0
+    """How long the exporter may take to write a broken export again."""
     max_concurrent: Count = 16
     """Recoveries at work at once; further ones queue."""
+    call_timeout_s: Seconds = 5.0
+    """Longest wait for the gateway to answer."""
 
 
 class ExportConfig(ComponentConfig):

@@ -13,10 +13,10 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from protocol.config import AdminConfig
-from protocol.errors import ActorDied, CallCancelled, ConnectTimeout, HttpError, NetworkError, Outcome, SeatrialError
+from protocol.errors import ConnectTimeout, HttpError, NetworkError, Outcome, SeatrialError
 from protocol.messages import AdminReply, EngineAddress, WeightUpdate, message
 from protocol.ports import ActorHandle, EngineClient, backend
-from protocol.serving.peer import Peer
+from protocol.serving.peer import PEER_LOST, Peer
 
 UPDATE_WEIGHTS = "/update_weights_from_disk"
 
@@ -135,8 +135,8 @@ class AdminClient:
 
     def __init__(self, config: AdminConfig, gateway: ActorHandle, prober: ActorHandle | None = None) -> None:
         self._config = config
-        self._gateway = Peer(gateway)
-        self._prober = None if prober is None else Peer(prober)
+        self._gateway = Peer(gateway, config.call_timeout_s)
+        self._prober = None if prober is None else Peer(prober, config.call_timeout_s)
         self._rounds: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -177,7 +177,7 @@ class AdminClient:
     async def _round(self) -> None:
         try:
             await (self.flush_all() if self._config.round == "flush" else self.pause_round())
-        except (ActorDied, CallCancelled) as error:
+        except PEER_LOST as error:
             # The gateway or the prober is being restarted. The next round meets its next incarnation.
             backend().emit(
                 "admin.attempt",

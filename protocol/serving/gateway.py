@@ -217,8 +217,7 @@ class Gateway:
         An older incarnation of the name is removed. Idempotent. Returns False, without effect, when this incarnation
         was removed or a newer one is known: a late message of a superseded recovery must not revive the dead.
         """
-        known = self._find(address)
-        if known is not None:
+        if self._find(address) is not None:
             return True
         newest = self._newest.get(address.name, -1)
         if newest >= address.incarnation:
@@ -232,6 +231,12 @@ class Gateway:
         self._roster_version += 1
         self._route(replica)
         return True
+
+    async def replace_replica(self, old: EngineAddress, new: EngineAddress) -> bool:
+        """As ``add_replica`` of ``new``, but only if ``old`` is still a member: False when it was removed meanwhile."""
+        if self._find(new) is None and self._find(old) is None:
+            return False
+        return await self.add_replica(new)
 
     async def remove_replica(self, address: EngineAddress) -> bool:
         """Forget a replica: no further pick; its counters stay until its calls have ended. False when not known."""

@@ -20,11 +20,11 @@ from collections.abc import Awaitable, Callable
 from prometheus_client.parser import text_string_to_metric_families
 
 from protocol.config import HealthConfig
-from protocol.errors import ActorDied, CallCancelled, ConnectionRefused, NetworkError, ReadTimeout
+from protocol.errors import ConnectionRefused, NetworkError, ReadTimeout
 from protocol.messages import EngineAddress
 from protocol.ports import ActorHandle, EngineClient, backend
 from protocol.serving.gateway import HealthView
-from protocol.serving.peer import Peer
+from protocol.serving.peer import PEER_LOST, Peer
 
 # One of these moves while an engine works: tokens decoded, tokens prefilled, KV in use, requests that start or end.
 _PROGRESS = (
@@ -38,7 +38,7 @@ _PROGRESS = (
 class _Watched:
     """What is known of one incarnation."""
 
-    __slots__ = ("address", "client", "failures", "healthy", "ill_since", "reported_at", "busy")
+    __slots__ = ("address", "client", "failures", "healthy", "ill_since", "reported_at", "told", "busy")
 
     def __init__(self, address: EngineAddress, client: EngineClient) -> None:
         self.address = address
@@ -48,6 +48,8 @@ class _Watched:
         self.healthy = True
         self.ill_since = 0.0
         self.reported_at: float | None = None
+        self.told = True
+        """The gateway has acknowledged the verdict."""
         self.busy = False
         """A longer look (stall check, readmission) is under way."""
 
@@ -63,8 +65,8 @@ class HealthProber:
 
     def __init__(self, config: HealthConfig, gateway: ActorHandle, recovery: ActorHandle | None = None) -> None:
         self._config = config
-        self._gateway = Peer(gateway)
-        self._recovery = None if recovery is None else Peer(recovery)
+        self._gateway = Peer(gateway, config.call_timeout_s)
+        self._recovery = None if recovery is None else Peer(recovery, config.call_timeout_s)
         self._version = 0
         self._watched: dict[tuple[str, int], _Watched] = {}
         self._slots: list[list[_Watched]] = [[] for _ in range(config.slots)]
@@ -103,8 +105,8 @@ class HealthProber:
         """Follow the roster, and take a longer look at those who look ill from the gateway."""
         try:
             view: HealthView = await self._gateway.call("health_view", self._version, self._config.stall_window_s)
-        except (ActorDied, CallCancelled):
-            self._version = 0  # a gateway that starts again has another roster
+        except PEER_LOST:
+            self._version = 0  # perhaps one that starts anew, with another roster under the same number
             return
         if view.roster is not None:
             self._version = view.version
@@ -190,6 +192,8 @@ class HealthProber:
             await self._take_out(watched, "dead" if dead else why)
         if watched.healthy:
             return
+        if not watched.told:
+            await self._route(watched, False, why)
         if dead or self._now() - watched.ill_since >= self._config.replace_after_s:
             await self._report(watched, "dead" if dead else f"unhealthy: {why}")
 
@@ -201,11 +205,14 @@ class HealthProber:
         await self._route(watched, False, why)
 
     async def _route(self, watched: _Watched, routable: bool, why: str) -> bool:
+        """Tell the gateway. Returns whether it routes there now; a lost answer has the next probe tell it again."""
         try:
-            return bool(await self._gateway.call("set_routable", watched.address, routable, why))
-        except (ActorDied, CallCancelled):
-            self._version = 0  # the next incarnation gets its roster, and its verdicts, from the start
+            routed = bool(await self._gateway.call("set_routable", watched.address, routable, why))
+        except PEER_LOST:
+            watched.told = False
             return False
+        watched.told = True
+        return routed
 
     async def _report(self, watched: _Watched, why: str) -> None:
         if self._recovery is None:
@@ -216,7 +223,7 @@ class HealthProber:
         watched.reported_at = now
         try:
             await self._recovery.call("recover", watched.address, why)
-        except (ActorDied, CallCancelled):
+        except PEER_LOST:
             watched.reported_at = None  # perhaps not heard: the next probe reports again, which is harmless
 
     # --- does it get anything done? ---

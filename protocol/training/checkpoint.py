@@ -118,20 +118,28 @@ async def load_export(storage: Storage, path: str) -> Export:
         StorageError: the storage failed.
     """
     manifest = await load_manifest(storage, path)
-    loaded = []
+    shards = [(name, await _shard(storage, path, name, size, sha256)) for name, size, sha256 in manifest.shards]
+    return Export(path, manifest, tuple(shards))
+
+
+async def verify_export(storage: Storage, path: str) -> ExportManifest:
+    """As :func:`load_export`, but keep one shard at a time: for who only wants to know. Same errors."""
+    manifest = await load_manifest(storage, path)
     for name, size, sha256 in manifest.shards:
-        try:
-            data = await storage.read(f"{path}/{name}")
-        except StorageNotFound as error:
-            raise CorruptExport(f"{path}: shard {name} is missing", path=path, attached=(error,)) from error
-        if len(data) != size:
-            raise CorruptExport(f"{path}: shard {name} has {len(data)} bytes, its manifest says {size}", path=path)
-        if hashlib.sha256(data).hexdigest() != sha256:
-            raise CorruptExport(f"{path}: shard {name} does not match the SHA-256 of its manifest", path=path)
-        loaded.append((name, data))
-    if hash_weights(sha256 for _, _, sha256 in manifest.shards) != manifest.weight_hash:
-        raise CorruptExport(f"{path}: weight_hash does not match the shards", path=path)
-    return Export(path, manifest, tuple(loaded))
+        await _shard(storage, path, name, size, sha256)
+    return manifest
+
+
+async def _shard(storage: Storage, path: str, name: str, size: int, sha256: str) -> bytes:
+    try:
+        data = await storage.read(f"{path}/{name}")
+    except StorageNotFound as error:
+        raise CorruptExport(f"{path}: shard {name} is missing", path=path, attached=(error,)) from error
+    if len(data) != size:
+        raise CorruptExport(f"{path}: shard {name} has {len(data)} bytes, its manifest says {size}", path=path)
+    if hashlib.sha256(data).hexdigest() != sha256:
+        raise CorruptExport(f"{path}: shard {name} does not match the SHA-256 of its manifest", path=path)
+    return data
 
 
 async def load_manifest(storage: Storage, path: str) -> ExportManifest:
@@ -141,9 +149,12 @@ async def load_manifest(storage: Storage, path: str) -> ExportManifest:
     except StorageNotFound as error:
         raise CorruptExport(f"{path}: no {MANIFEST}", path=path, attached=(error,)) from error
     try:
-        return decode_manifest(text)
+        manifest = decode_manifest(text)
     except ValueError as error:
         raise CorruptExport(f"{path}: {MANIFEST} is broken: {error}", path=path) from error
+    if hash_weights(sha256 for _, _, sha256 in manifest.shards) != manifest.weight_hash:
+        raise CorruptExport(f"{path}: the weight_hash of {MANIFEST} is not that of its shards", path=path)
+    return manifest
 
 
 def describe(version: str, shards: Iterable[tuple[str, bytes, int]]) -> ExportManifest:
