@@ -116,7 +116,7 @@ def _compile(name: str, fields: dict[str, tuple[str, str]]) -> Encoder:
         "_b": {True: "true", False: "false"},
         "_j": lambda v: json.dumps(v, sort_keys=True, separators=(",", ":")),
     }
-    exec(source, namespace)  # noqa: S102 - the source is made of the literal table below
+    exec(source, namespace)
     encode: Encoder = namespace["encode"]
     return encode
 
@@ -183,7 +183,7 @@ def schema() -> Iterator[EventKind]:
         yield KINDS[name]
 
 
-# --- the run --------------------------------------------------------------------------------------------------------
+# --- the run ---
 declare("run.started", "world", "First event. What judges need to know of the run.",
         scenario="str: name", seed="int: seed", world="str: sim or real",
         clock_error_ns="int: bound on the difference of two processes' clocks; 0 in sim",
@@ -200,7 +200,7 @@ declare("run.wait", "world", "One edge of the who-waits-for-whom report of a dea
 declare("run.anomaly", "world", "Something asyncio would only have logged: fails an invariant.",
         what="str: never_awaited, unretrieved, unfinished_generator, loop_exception, refused_call", detail="str: text")
 
-# --- processes ------------------------------------------------------------------------------------------------------
+# --- processes ---
 declare("actor.spawned", "world", "A process started.", cls="str: class", node="str: node", role="str: actor, engine or driver")
 declare("actor.died", "world", "A process ended.", reason="str: killed, crashed, node_lost, exited", detail="str: error text")
 declare("actor.stopped", "world", "SIGSTOP reached a process.")
@@ -214,7 +214,7 @@ declare("call.fate", "world", "The network did something to a message of a call.
         call="int: number", fate="str: request_lost, reply_lost, delayed, duplicated, held, connect_timeout, read_timeout",
         source="str: from", target="str: to")
 
-# --- requests, as the client at the edge sees them -------------------------------------------------------------------
+# --- requests, as the client at the edge sees them ---
 declare("request.sent", "world", "A client sent a generation request.",
         request="str: id", prompt_tokens="int: count", max_new_tokens="int: count", idempotent="bool: may be replayed")
 declare("request.done", "world", "The client has its answer, or gave up.",
@@ -222,7 +222,7 @@ declare("request.done", "world", "The client has its answer, or gave up.",
         error="str: class of the error", completion_tokens="int: count", version="str: version the engine answered with",
         replica="str: engine that answered", replica_inc="int: its incarnation", attempts="int: sends to a replica")
 
-# --- engines, as their proxy sees them --------------------------------------------------------------------------------
+# --- engines, as their proxy sees them ---
 declare("engine.started", "world", "An engine process started.", port="int: port", profile="str: profile", version="str: version")
 declare("engine.ready", "world", "The engine answers /ready with 200.", version="str: weight version", weight_hash="str: hash")
 declare("engine.accepted", "world", "A generation request reached the engine's scheduler.",
@@ -238,9 +238,9 @@ declare("engine.weights", "world", "Weights changed, or were asked to.",
 declare("engine.paused", "world", "pause_generation took effect.", mode="str: abort, retract, in_place")
 declare("engine.resumed", "world", "continue_generation took effect.")
 declare("engine.post", "world", "An admin POST reached the engine (once per delivery).",
-        route="str: route", status="int: answer", delivery="str: id of the message")
+        route="str: route", status="int: answer, 0 when it comes later", delivery="str: id of the message")
 
-# --- storage, nodes, placement groups ---------------------------------------------------------------------------------
+# --- storage, nodes, placement groups ---
 declare("storage.written", "world", "A file is whole in storage.", path="str: path", size="int: nominal bytes",
         sha256="str: of the content", fsync="bool: survives node loss", writer="str: who")
 declare("storage.torn", "world", "A write was cut short.", path="str: path", size="int: bytes kept", writer="str: who")
@@ -253,7 +253,7 @@ declare("node.restored", "world", "A node is back, empty.", node="str: node")
 declare("placement.state", "world", "A placement group changed state.", group="str: id", state="str: PENDING, CREATED, REMOVED",
         owner="str: who asked")
 
-# --- faults -----------------------------------------------------------------------------------------------------------
+# --- faults ---
 declare("fault.injected", "world", "A fault began.", fault="int: number in this run", name="str: fault name",
         target="str: what", params="json: parameters", must_hit="json: what it must meet", observed="json: what it met at once")
 declare("fault.hit", "world", "A fault met something (a message lost, a write torn, ...).",
@@ -261,7 +261,7 @@ declare("fault.hit", "world", "A fault met something (a message lost, a write to
 declare("fault.healed", "world", "A fault ended.", fault="int: number", name="str: fault name", target="str: what",
         hits="int: hits in all", satisfied="bool: must_hit was met")
 
-# --- leaks, found at the end -------------------------------------------------------------------------------------------
+# --- leaks, found at the end ---
 declare("leak.found", "world", "Something is still held after the run's shutdown.", what="str: kind of thing", detail="str: which")
 
 # --- claims of components: gateway, health, recovery, admin, checkpoint ---------------------------------------------------

@@ -130,6 +130,7 @@ class World:
         self._lines: list[str] = []
         self._hash = hashlib.sha256()
         self._ids: dict[str, int] = {}
+        self._systems: dict[str, Process] = {}
         self.root = Process(self, "world", 0, "")
         """Observer of what no single process sees: faults, fates, storage, the run itself."""
 
@@ -146,6 +147,13 @@ class World:
         number = self.incarnations.get(name, -1) + 1
         self.incarnations[name] = number
         return number
+
+    def os_of(self, node: str) -> Process:
+        """What still answers on a node when a process of it is dead: its operating system (connection refused)."""
+        system = self._systems.get(node)
+        if system is None:
+            system = self._systems[node] = Process(self, f"os@{node}", 0, node)
+        return system
 
     def register(self, process: Process, cls: str) -> None:
         """Make it known by name, and record its birth."""

@@ -1,0 +1,140 @@
+"""Engines as one process sees them: the ports Engines and EngineClient of protocol.ports, over simulated HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING, Any
+
+from protocol.errors import ConnectionRefused
+from protocol.messages import AdminReply, EngineAddress, GenerateRequest, GenerateResult, WeightUpdate
+from protocol.ports import EngineSpec, Placement
+from sim.http import Exchange
+from sim.loop import background
+
+if TYPE_CHECKING:
+    from sim.engines import SharedEngines
+    from sim.loop import ActorLoop
+    from sim.world import Process
+
+
+class EnginesPort:
+    """protocol.ports.Engines for one process."""
+
+    __slots__ = ("_shared", "_process", "_loop")
+
+    def __init__(self, shared: SharedEngines, process: Process, loop: ActorLoop) -> None:
+        self._shared = shared
+        self._process = process
+        self._loop = loop
+
+    async def launch(
+        self, spec: EngineSpec, *, name: str, node: str | None = None, placement: Placement | None = None
+    ) -> EngineAddress:
+        """Start an engine and return its address at once. Raises NameTaken, PlacementError (not done)."""
+        if not self._process.alive:
+            await self._loop.create_future()  # a dead process launches nothing
+        process = self._shared.start(spec, name, node, placement)
+        return EngineAddress(name, process.incarnation, process.host, process.port)
+
+    async def alive(self, name: str) -> bool:
+        process = self._shared.processes.get(name)
+        return process is not None and process.alive
+
+    async def terminate(self, name: str) -> None:
+        """SIGKILL. Silent when there is no such process, or no such process any more."""
+        process = self._shared.processes.get(name)
+        if process is not None and self._process.alive:
+            process.die("killed")
+
+    def client(self, address: EngineAddress) -> EngineClientPort:
+        return EngineClientPort(self._shared, self._process, self._loop, address)
+
+
+class EngineClientPort:
+    """protocol.ports.EngineClient for one caller: every call is one HTTP exchange with whoever has the address now."""
+
+    __slots__ = ("_shared", "_process", "_loop", "_address")
+
+    def __init__(self, shared: SharedEngines, process: Process, loop: ActorLoop, address: EngineAddress) -> None:
+        self._shared = shared
+        self._process = process
+        self._loop = loop
+        self._address = address
+
+    @property
+    def address(self) -> EngineAddress:
+        return self._address
+
+    def _exchange(self, route: str, body: Any) -> Exchange:
+        # An address is a host and a port: who answers is whoever listens there now, maybe a later incarnation.
+        address = self._address
+        server = self._shared.processes.get(address.name)
+        if server is None or server.port != address.port or server.host != address.host:
+            server = self._shared.listener(address.host, address.port)
+            if server is None:
+                raise ConnectionRefused(f"{route}: nobody listens at {address.host}:{address.port}")
+        return Exchange(self._shared.network, self._process, self._loop, server, route, body, background.get())
+
+    async def _call(
+        self, route: str, body: Any, size: int, connect_timeout_s: float | None, read_timeout_s: float | None
+    ) -> Any:
+        exchange = self._exchange(route, body)
+        try:
+            return await exchange.open(size, connect_timeout_s, read_timeout_s)
+        except asyncio.CancelledError:
+            exchange.abandon()
+            raise
+
+    async def generate(
+        self, request: GenerateRequest, *, connect_timeout_s: float | None = None, read_timeout_s: float | None = None
+    ) -> GenerateResult:
+        exchange = self._exchange("/generate", request)
+        try:
+            result: GenerateResult = await exchange.open(4 * request.prompt_tokens, connect_timeout_s, read_timeout_s)
+            return result
+        except asyncio.CancelledError:
+            exchange.abandon()
+            raise
+
+    async def stream(
+        self, request: GenerateRequest, *, connect_timeout_s: float | None = None, read_timeout_s: float | None = None
+    ) -> AsyncIterator[int]:
+        """Cumulative counts of output tokens. Tokens may coalesce; the end of the iteration is ``[DONE]``."""
+        items: asyncio.Queue[int | None] = asyncio.Queue()
+        exchange = self._exchange("/generate", request)
+        exchange.on_item = items.put_nowait
+        answer = exchange.open(4 * request.prompt_tokens, connect_timeout_s, read_timeout_s)
+        answer.add_done_callback(lambda _: items.put_nowait(None))
+        try:
+            while (count := await items.get()) is not None:
+                yield count
+            await answer
+        finally:
+            exchange.abandon()
+
+    async def post(
+        self,
+        route: str,
+        body: dict[str, Any],
+        *,
+        connect_timeout_s: float | None = None,
+        read_timeout_s: float | None = None,
+    ) -> AdminReply:
+        reply: AdminReply = await self._call(route, dict(body), 256, connect_timeout_s, read_timeout_s)
+        return reply
+
+    async def update_weights(
+        self, update: WeightUpdate, *, connect_timeout_s: float | None = None, read_timeout_s: float | None = None
+    ) -> AdminReply:
+        reply: AdminReply = await self._call(
+            "/update_weights_from_disk", update, 256, connect_timeout_s, read_timeout_s
+        )
+        return reply
+
+    async def get(
+        self, route: str, *, connect_timeout_s: float | None = None, read_timeout_s: float | None = None
+    ) -> tuple[int, str]:
+        page: tuple[int, str] = await self._call(route, None, 128, connect_timeout_s, read_timeout_s)
+        return page
+

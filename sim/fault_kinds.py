@@ -1,0 +1,401 @@
+"""What each fault does in the simulated world. `scenarios/faults.py` declares the names, parameters and targets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from sim.actors import ActorProcess
+from sim.cluster import Node
+from sim.engines import EngineProcess
+from sim.network import Fate, FateKind
+from sim.placement import PlacementFault
+from sim.storage import StorageFault
+from sim.timings import ns
+from sim.world import Process, World
+
+if TYPE_CHECKING:
+    from sim.actor_system import ActorSystem
+    from sim.cluster import Cluster
+    from sim.engine import SimEngine
+    from sim.engines import SharedEngines
+    from sim.network import Network
+    from sim.storage import SharedStorage
+
+
+class FaultRefused(Exception):
+    """A fault that cannot be done to this target; the text says why. Nothing was done."""
+
+
+@dataclass(slots=True)
+class Site:
+    """What faults act on."""
+
+    world: World
+    network: Network
+    system: ActorSystem
+    cluster: Cluster
+    storage: SharedStorage
+    engines: SharedEngines
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What a fault is aimed at. Which fields count depends on the fault.
+
+    ``name``: a process or node. ``source``, ``destination``: a link, as process or node names (``*`` for any).
+    ``prefix``: of storage paths.
+    """
+
+    name: str = ""
+    source: str = "*"
+    destination: str = "*"
+    prefix: str = ""
+
+    def __str__(self) -> str:
+        if self.name:
+            return self.name
+        return self.prefix or f"{self.source}>{self.destination}"
+
+
+class Fault:
+    """One fault of a run, from its injection to its healing: ``look``, ``inject``, then ``heal``, each once."""
+
+    def __init__(self, site: Site, target: Target, params: dict[str, Any], hit: Callable[[str], None]) -> None:
+        self.site = site
+        self.target = target
+        self.params = params
+        self.hit = hit
+
+    def look(self) -> dict[str, int]:
+        """What it is about to meet, without any effect. Raises FaultRefused: it cannot be done."""
+        return {}
+
+    def inject(self) -> None:
+        """Do it."""
+        raise NotImplementedError(type(self).__name__)  # abstract: every class below has its own
+
+    def heal(self) -> None:
+        """Take it back, as far as that is this fault's to do."""
+
+
+class ProcessFault(Fault):
+    """Something about one living process."""
+
+    process: Process
+
+    def look(self) -> dict[str, int]:
+        name = self.target.name
+        found: Process | None = self.site.engines.processes.get(name) or self.site.world.processes.get(name)
+        if found is None:
+            raise FaultRefused(f"target {name!r}: there is no such process")
+        if not found.alive:
+            raise FaultRefused(f"target {name!r}: it is dead already (incarnation {found.incarnation})")
+        self.process = found
+        if isinstance(found, EngineProcess):
+            return {"in_flight": found.in_flight}
+        key = (found.name, found.incarnation)
+        calls = self.site.system.open_calls.values()
+        return {"in_flight": sum(1 for call in calls if (call.target.name, call.target.incarnation) == key)}
+
+
+class Sigkill(ProcessFault):
+    def inject(self) -> None:
+        self.process.die("killed")
+
+
+class RestartEmpty(ProcessFault):
+    def inject(self) -> None:
+        self.process.die("killed")
+        if isinstance(self.process, EngineProcess):
+            spec, node, placement = self.site.engines.specs[self.process.name]
+            self.site.engines.start(spec, self.process.name, node, placement)
+        else:
+            self.site.system.restart_from_outside(self.process.name)
+
+
+class Sigstop(ProcessFault):
+    def inject(self) -> None:
+        self.process.stop()
+
+    def heal(self) -> None:
+        self.process.cont()
+
+
+class Slow(ProcessFault):
+    def inject(self) -> None:
+        self._set(self.params["percent"])
+
+    def heal(self) -> None:
+        if self.process.alive:
+            self._set(100)
+
+    def _set(self, percent: int) -> None:
+        if isinstance(self.process, EngineProcess):
+            self.process.engine.slow(percent * 10_000)
+        elif isinstance(self.process, ActorProcess):
+            self.process.loop.slow_percent = percent
+
+
+class Wedge(ProcessFault):
+    engine: SimEngine
+
+    def look(self) -> dict[str, int]:
+        observed = super().look()
+        if not isinstance(self.process, EngineProcess):
+            raise FaultRefused(f"wedge: {self.process.name} is no engine; use sigstop for an actor")
+        self.engine = self.process.engine
+        return observed
+
+    def inject(self) -> None:
+        self.engine.wedge()
+
+    def heal(self) -> None:
+        if self.process.alive:
+            self.engine.unwedge()
+
+
+class Partition(Fault):
+    def inject(self) -> None:
+        source, destination = (node_of(self.site, name) for name in (self.target.source, self.target.destination))
+        one_way = bool(self.params.get("one_way", False))
+        self._block = self.site.network.partition(source, destination, one_way=one_way, on_hit=self.hit)
+
+    def heal(self) -> None:
+        self.site.network.repair(self._block)
+
+
+class Latency(Fault):
+    def inject(self) -> None:
+        source, destination = (node_of(self.site, name) for name in (self.target.source, self.target.destination))
+        self._off = self.site.network.slow_down(source, destination, self.params["extra_s"])
+        self.hit(f"link {source}>{destination}")
+
+    def heal(self) -> None:
+        self._off()
+
+
+class MessageFault(Fault):
+    """A fate of single messages (sim/network.py)."""
+
+    kind: ClassVar[FateKind]
+
+    def inject(self) -> None:
+        self._fate = self.site.network.arm(
+            Fate(
+                self.kind_of(),
+                src=self.target.source,
+                dst=self.target.destination,
+                method=self.params.get("method", "*"),
+                count=self.params.get("count"),
+                chance=self.params.get("chance", 1.0),
+                delay_s=self.params.get("delay_s", 0.0),
+                on_hit=self.hit,
+            )
+        )
+
+    def kind_of(self) -> FateKind:
+        return self.kind
+
+    def heal(self) -> None:
+        self.site.network.disarm(self._fate)
+
+
+class RequestLost(MessageFault):
+    kind = "request_lost"
+
+
+class ReplyLost(MessageFault):
+    kind = "reply_lost"
+
+
+class DelayedDelivery(MessageFault):
+    def kind_of(self) -> FateKind:
+        return "error_now" if self.params.get("error_now") else "delayed"
+
+
+class Duplicate(MessageFault):
+    kind = "duplicated"
+
+
+class ConnectTimeout(MessageFault):
+    kind = "connect_timeout"
+
+
+class ReadTimeout(MessageFault):
+    kind = "read_timeout"
+
+
+class StorageFaultBase(Fault):
+    """Something about the storage under ``target.prefix``."""
+
+    def inject(self) -> None:
+        self._fault = self.make()
+        self.site.storage.faults.append(self._fault)
+
+    def make(self) -> StorageFault:
+        raise NotImplementedError(type(self).__name__)  # abstract
+
+    def heal(self) -> None:
+        self.site.storage.faults.remove(self._fault)
+
+
+class SlowExport(StorageFaultBase):
+    def make(self) -> StorageFault:
+        return StorageFault(self.target.prefix, self.hit, slow_percent=self.params["percent"])
+
+
+class TornExport(StorageFaultBase):
+    def make(self) -> StorageFault:
+        return StorageFault(
+            self.target.prefix, self.hit, torn=self.params["fraction"], torn_left=self.params.get("count", 1)
+        )
+
+
+class DiskFull(StorageFaultBase):
+    def make(self) -> StorageFault:
+        return StorageFault(self.target.prefix, self.hit, full_after=self.params["free_bytes"])
+
+
+class MetricsFault(ProcessFault):
+    """Something about one engine's /metrics page."""
+
+    def look(self) -> dict[str, int]:
+        observed = super().look()
+        if not isinstance(self.process, EngineProcess):
+            raise FaultRefused(f"{self.process.name} is no engine: it has no metrics page")
+        return observed
+
+    def inject(self) -> None:
+        self._stale: str | None = None
+        process = self.process
+
+        def page(asked: EngineProcess, route: str, status: int, text: str) -> tuple[int, str]:
+            if asked is not process or route != "/metrics":
+                return status, text
+            self.hit(f"{route} of {asked.name}")
+            return self.change(status, text)
+
+        self._page = page
+        self.site.engines.page_faults.append(page)
+
+    def change(self, status: int, text: str) -> tuple[int, str]:
+        raise NotImplementedError(type(self).__name__)  # abstract
+
+    def heal(self) -> None:
+        self.site.engines.page_faults.remove(self._page)
+
+
+class MetricsMissing(MetricsFault):
+    def change(self, status: int, text: str) -> tuple[int, str]:
+        return 404, '{"detail":"Not Found"}'
+
+
+class MetricsStale(MetricsFault):
+    def change(self, status: int, text: str) -> tuple[int, str]:
+        if self._stale is None:
+            self._stale = text
+        return status, self._stale
+
+
+class MetricsNan(MetricsFault):
+    def change(self, status: int, text: str) -> tuple[int, str]:
+        return status, "\n".join(
+            line if line.startswith("#") or not line else line.rsplit(" ", 1)[0] + " NaN" for line in text.split("\n")
+        )
+
+
+class NodeFault(Fault):
+    """Something about one node."""
+
+    node: Node
+
+    def look(self) -> dict[str, int]:
+        if self.target.name not in self.site.cluster.nodes:
+            known = ", ".join(self.site.cluster.nodes)
+            raise FaultRefused(f"target {self.target.name!r}: no such node; there are {known}")
+        self.node = self.site.cluster.nodes[self.target.name]
+        return {"processes": len(self.node.processes)}
+
+
+class ClockSkew(NodeFault):
+    def inject(self) -> None:
+        self.node.skew_ns += ns(self.params["step_s"])
+        self.hit(f"wall clock of {self.node.name}")
+
+    def heal(self) -> None:
+        self.node.skew_ns -= ns(self.params["step_s"])
+
+
+class NodeLoss(NodeFault):
+    def inject(self) -> None:
+        zombie = bool(self.params.get("zombie", False))
+        self.site.cluster.lose(self.node.name, zombie=zombie)
+        if not zombie:
+            self.site.storage.node_lost(self.node.name)
+        self.hit(f"node {self.node.name}")
+
+    def heal(self) -> None:
+        self.site.cluster.restore(self.node.name)
+
+
+class PlacementStuck(Fault):
+    def inject(self) -> None:
+        self._fault = PlacementFault("create_hangs", self.target.name or "*", on_hit=self.hit)
+        self.site.system.placement_table.arm(self._fault)
+
+    def heal(self) -> None:
+        self.site.system.placement_table.disarm(self._fault)
+
+
+class RemovalFails(Fault):
+    def inject(self) -> None:
+        late_s = self.params.get("late_s")
+        name = self.target.name or "*"
+        if late_s is None:
+            self._fault = PlacementFault("remove_fails", name, on_hit=self.hit)
+        else:
+            self._fault = PlacementFault("remove_late", name, delay_s=late_s, on_hit=self.hit)
+        self.site.system.placement_table.arm(self._fault)
+
+    def heal(self) -> None:
+        self.site.system.placement_table.disarm(self._fault)
+
+
+def node_of(site: Site, name: str) -> str:
+    """The node that a link's end names, by itself or through a process."""
+    if name in site.cluster.nodes:
+        return name
+    process: Process | None = site.engines.processes.get(name) or site.world.processes.get(name)
+    if process is None:
+        raise FaultRefused(f"link end {name!r}: neither a node nor a process")
+    return process.node
+
+
+IMPLEMENTED: dict[str, type[Fault]] = {
+    "sigkill": Sigkill,
+    "restart_empty": RestartEmpty,
+    "sigstop": Sigstop,
+    "slow": Slow,
+    "wedge": Wedge,
+    "partition": Partition,
+    "latency": Latency,
+    "request_lost": RequestLost,
+    "reply_lost": ReplyLost,
+    "delayed_delivery": DelayedDelivery,
+    "duplicate": Duplicate,
+    "connect_timeout": ConnectTimeout,
+    "read_timeout": ReadTimeout,
+    "slow_export": SlowExport,
+    "torn_export": TornExport,
+    "disk_full": DiskFull,
+    "clock_skew": ClockSkew,
+    "metrics_missing": MetricsMissing,
+    "metrics_stale": MetricsStale,
+    "metrics_nan": MetricsNan,
+    "placement_stuck": PlacementStuck,
+    "removal_fails": RemovalFails,
+    "node_loss": NodeLoss,
+}
+"""By the names of ``scenarios.faults`` (a test compares the two)."""

@@ -1,0 +1,228 @@
+"""HTTP exchanges between a simulated caller and a simulated server process: connect phase, read phase, disconnects.
+
+Each exchange opens a connection of its own; the handshake is folded into the request's one-way trip. So the connect
+phase ends when the request arrives, and until then nothing can have happened (ConnectTimeout, ConnectionRefused: not
+done). After that only an answer tells (ReadTimeout, ConnectionLost: unknown).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol
+
+from protocol.errors import (
+    ConnectionLost,
+    ConnectionRefused,
+    ConnectTimeout,
+    HttpError,
+    Outcome,
+    ReadTimeout,
+    SeatrialError,
+)
+from sim.network import CONTROL, REPLY, REQUEST, Network
+from sim.timings import ns
+
+if TYPE_CHECKING:
+    from sim.clock import Entry
+    from sim.loop import ActorLoop
+    from sim.world import Process
+
+# States of an exchange, in order; it never goes back.
+CONNECTING, SENT, ARRIVED, ANSWERED, CLOSED = range(5)
+
+
+class Server(Protocol):
+    """What listens at an address: a process that takes exchanges."""
+
+    def receive(self, exchange: Exchange) -> None:
+        """The request is here. Answer with ``exchange.answer``; a dead server refuses it before this is called."""
+
+    def client_gone(self, exchange: Exchange) -> None:
+        """The client closed its connection before the answer."""
+
+
+class Exchange:
+    """One request and its answer. ``future`` (on the caller's loop) gets the payload or the error."""
+
+    __slots__ = (
+        "network", "number", "method", "http", "background", "sent_id", "lc", "body", "caller", "loop", "server",
+        "future", "state", "received_ns", "on_item", "_connect", "_read",
+    )  # fmt: skip
+
+    def __init__(
+        self, network: Network, caller: Process, loop: ActorLoop, server: Any, route: str, body: Any, background: bool
+    ) -> None:
+        self.network = network
+        self.number = network.next_number()
+        self.method = route
+        self.http = True
+        self.background = background
+        self.sent_id = ""
+        self.lc = 0
+        self.body = body
+        self.caller = caller
+        self.loop = loop
+        self.server = server
+        self.future: asyncio.Future[Any] = loop.create_future()
+        self.state = CONNECTING
+        self.received_ns = 0
+        self.on_item: Callable[[Any], None] | None = None
+        self._connect: Entry | None = None
+        self._read: Entry | None = None
+
+    # --- the caller's side ---
+
+    def open(self, size: int, connect_timeout_s: float | None, read_timeout_s: float | None) -> asyncio.Future[Any]:
+        """Send the request. Times in seconds; None: the operating system's connect time-out, no read time-out."""
+        world = self.network.world
+        event = world.emit(
+            self.caller,
+            "call.sent",
+            call=self.number,
+            target=self.server.name,
+            target_inc=self.server.incarnation,
+            method=self.method,
+        )
+        if event is None:
+            return self.future  # a dead caller: the future stays pending for ever, and nobody is there to see it
+        self.sent_id = f"{event.actor}/{event.inc}/{event.n}"
+        self.lc = event.lc
+        connect_s = self.network.timings.os_connect_timeout_s if connect_timeout_s is None else connect_timeout_s
+        call_after = world.clock.call_after
+        self._connect = call_after(ns(connect_s), self._connect_expired, background=self.background)
+        if read_timeout_s is not None:
+            # Counted from the start; the connect phase is short beside it, and aiohttp's sock_read starts late too.
+            self._read = call_after(ns(read_timeout_s), self._read_expired, background=self.background)
+        self.network.send(self.caller, self.server, REQUEST, self, size, self._arrive)
+        return self.future
+
+    def abandon(self) -> None:
+        """The caller stops waiting (cancelled): the connection is closed, the outcome unknown. Idempotent."""
+        if self.state < ANSWERED:
+            self._end("unknown", "Cancelled")
+            self._close()
+
+    def lost(self, leg: int) -> None:
+        """A fate or a lossy link took a message: the connection stands, and nothing comes."""
+        if leg == REQUEST and self.state == CONNECTING:
+            self.state = SENT
+            self._stop_connect()
+
+    def fail_now(self) -> None:
+        """The caller sees its connection break, though the request is delivered later."""
+        if self.state == CONNECTING:
+            self.state = SENT
+        self._fail(ConnectionLost(f"{self.method}: connection to {self.server.name} lost"), keep_request=True)
+
+    # --- the network's side ---
+
+    def _arrive(self) -> None:
+        if self.state == CLOSED:
+            return  # given up before there was a connection: nothing was sent
+        server = self.server
+        if not server.alive:
+            if server.death_reason != "node_lost":
+                # The kernel of a living node answers for a dead process at once.
+                self.network.send(self.network.world.os_of(server.node), self.caller, CONTROL, self, 0, self.refused)
+            return
+        if self.state < ARRIVED:
+            self.state = ARRIVED
+            self._stop_connect()
+        self.received_ns = self.network.world.now_ns
+        if self.lc > server.lc:
+            server.lc = self.lc
+        server.receive(self)
+
+    def answer(self, payload: Any, size: int = 0) -> None:
+        """The server's answer: a value, or an exception (HttpError) to raise at the caller."""
+        server = self.server
+        self.network.send(server, self.caller, REPLY, self, size, self._answered, payload, server.lc, server.n)
+
+    def item(self, value: Any) -> None:
+        """One item of a streamed answer."""
+        self.network.send(self.server, self.caller, CONTROL, self, 0, self._item, value)
+
+    def broken(self) -> None:
+        """The server's end of the connection is closed without an answer."""
+        self._fail(ConnectionLost(f"{self.method}: connection to {self.server.name} lost"))
+
+    def _item(self, value: Any) -> None:
+        if self.state == ARRIVED and self.on_item is not None:
+            self.loop.deliver(self.on_item, value)
+
+    def _answered(self, payload: Any, lc: int, n: int) -> None:
+        if self.state >= ANSWERED:
+            return
+        self.state = ANSWERED
+        if lc > self.caller.lc:
+            self.caller.lc = lc
+        self._stop_timers()
+        if isinstance(payload, SeatrialError):
+            self._end(payload.outcome.value, type(payload).__name__, n)
+        else:
+            self._end(Outcome.DONE.value, "", n)
+        self.loop.deliver(settle, self.future, payload)
+
+    def refused(self) -> None:
+        """The port is closed: nothing was done."""
+        self._fail(ConnectionRefused(f"{self.method}: nobody listens at {self.server.name}"))
+
+    def _connect_expired(self) -> None:
+        self._connect = None
+        if self.state == CONNECTING:
+            self._stop_timers()
+            self._fail(ConnectTimeout(f"{self.method}: no connection to {self.server.name}"))
+
+    def _read_expired(self) -> None:
+        self._read = None
+        if self.state in (SENT, ARRIVED):
+            self._fail(ReadTimeout(f"{self.method}: no answer from {self.server.name}"))
+
+    def _fail(self, error: SeatrialError, keep_request: bool = False) -> None:
+        if self.state >= ANSWERED:
+            return
+        self._end(error.outcome.value, type(error).__name__)
+        self.loop.deliver(settle, self.future, error)
+        if keep_request:
+            self.state = ANSWERED
+            self._stop_timers()
+        else:
+            self._close()
+
+    def _close(self) -> None:
+        arrived = self.state == ARRIVED
+        self.state = CLOSED
+        self._stop_timers()
+        if arrived:
+            self.network.send(self.caller, self.server, CONTROL, self, 0, self.server.client_gone, self)
+
+    def _end(self, outcome: str, error: str, answered_at: int = 0) -> None:
+        cause = f"{self.server.name}/{self.server.incarnation}/{answered_at}" if answered_at else None
+        self.network.world.emit(self.caller, "call.done", cause, call=self.number, outcome=outcome, error=error)
+
+    def _stop_connect(self) -> None:
+        if self._connect is not None:
+            self._connect.cancel()
+            self._connect = None
+
+    def _stop_timers(self) -> None:
+        self._stop_connect()
+        if self._read is not None:
+            self._read.cancel()
+            self._read = None
+
+
+def settle(future: asyncio.Future[Any], value: Any) -> None:
+    """Give a future its value or its error, unless its owner has given up."""
+    if future.done():
+        return
+    if isinstance(value, BaseException):
+        future.set_exception(value)
+    else:
+        future.set_result(value)
+
+
+def http_error(status: int, body: str) -> HttpError:
+    """An error answer, with what is known of its effect (4xx not done, 5xx unknown)."""
+    return HttpError(status=status, body=body)
