@@ -1,0 +1,302 @@
+"""The faults a scenario can name: parameters, target, healing, what they must meet, colour, and who can do them.
+
+One class a fault, the same name and parameters in both worlds. What a fault *does* lies in each world
+(``sim/faults.py``); the injector (``scenarios/injector.py``) says when, and records what it met.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field
+
+from scenarios.fields import Count, Fraction01, NotNegative, Positive, SomeSeconds, SpecModel
+
+TargetKind = Literal["process", "link", "node", "storage", "placement"]
+Healing = Literal["reverted", "recovered", "spent"]
+"""How a fault ends. reverted: after ``for_s`` the injector takes it back. recovered: what it broke is replaced by the
+component whose job that is, nothing is taken back. spent: it ends with the ``count``-th message it met, at the latest
+after ``for_s``."""
+
+
+class FaultSpec(SpecModel):
+    """A fault's parameters. Class attributes say the rest."""
+
+    name: ClassVar[str]
+    target: ClassVar[TargetKind]
+    healing: ClassVar[Healing]
+    colour: ClassVar[str]
+    """Shading in plots."""
+    worlds: ClassVar[tuple[str, ...]] = ("sim", "real")
+    must_hit: ClassVar[dict[str, dict[str, int]]] = {"hits": {"at_least": 1}}
+    """What it must meet unless the step says otherwise."""
+
+    def params(self) -> dict[str, Any]:
+        """The parameters, as evidence shows them."""
+        return self.model_dump(mode="json", by_alias=True)
+
+
+class Sigkill(FaultSpec):
+    """The process is killed: no ``finally`` runs. Its supervisor (recovery) brings it back."""
+
+    name = "sigkill"
+    target = "process"
+    healing = "recovered"
+    colour = "#d62728"
+    must_hit = {"in_flight": {"at_least": 1}}
+
+
+class RestartEmpty(FaultSpec):
+    """Killed and started again at once under the same name: alive, but everything that it held in memory is gone."""
+
+    name = "restart_empty"
+    target = "process"
+    healing = "recovered"
+    colour = "#e377c2"
+    must_hit = {"in_flight": {"at_least": 1}}
+
+
+class Sigstop(FaultSpec):
+    """SIGSTOP; SIGCONT after ``for_s``. Nobody is told: only the callers' own time-outs notice."""
+
+    name = "sigstop"
+    target = "process"
+    healing = "reverted"
+    colour = "#ff7f0e"
+    must_hit = {"in_flight": {"at_least": 1}}
+
+
+class Slow(FaultSpec):
+    """Everything the process does takes ``percent`` of its time."""
+
+    name = "slow"
+    target = "process"
+    healing = "reverted"
+    colour = "#bcbd22"
+    must_hit = {"in_flight": {"at_least": 1}}
+    percent: Count = 400
+
+
+class Wedge(FaultSpec):
+    """Alive, health answers, no progress: the engine's scheduler stands still."""
+
+    name = "wedge"
+    target = "process"
+    healing = "reverted"
+    colour = "#8c564b"
+    must_hit = {"in_flight": {"at_least": 1}}
+
+
+class Partition(FaultSpec):
+    """The link carries nothing; messages wait for the repair, as TCP would have them."""
+
+    name = "partition"
+    target = "link"
+    healing = "reverted"
+    colour = "#9467bd"
+    one_way: bool = False
+
+
+class Latency(FaultSpec):
+    """The link takes ``extra_s`` longer."""
+
+    name = "latency"
+    target = "link"
+    healing = "reverted"
+    colour = "#c5b0d5"
+    extra_s: SomeSeconds
+
+
+class MessageFault(FaultSpec):
+    """Base of the fates of single messages."""
+
+    target = "link"
+    healing = "spent"
+    method: str = "*"
+    """Only calls of this method or HTTP route; ``*`` and ``?`` match as in a shell."""
+    count: Count | None = None
+    """At most this many; unlimited where only ``for_s`` ends it."""
+    chance: Fraction01 = 1.0
+
+
+class RequestLost(MessageFault):
+    """The request never arrives; the caller hears nothing."""
+
+    name = "request_lost"
+    colour = "#17becf"
+
+
+class ReplyLost(MessageFault):
+    """The effect happens, the reply never arrives."""
+
+    name = "reply_lost"
+    colour = "#1f77b4"
+
+
+class DelayedDelivery(MessageFault):
+    """The request arrives ``delay_s`` late; with ``error_now`` its caller has seen the connection break by then."""
+
+    name = "delayed_delivery"
+    colour = "#aec7e8"
+    delay_s: SomeSeconds
+    error_now: bool = False
+
+
+class Duplicate(MessageFault):
+    """The request arrives twice, the second time ``delay_s`` later."""
+
+    name = "duplicate"
+    colour = "#98df8a"
+    delay_s: NotNegative = 0.05
+
+
+class ConnectTimeoutFault(MessageFault):
+    """No connection: nothing was sent (not done)."""
+
+    name = "connect_timeout"
+    colour = "#7f7f7f"
+
+
+class ReadTimeoutFault(MessageFault):
+    """The request arrives and is handled; the answer stalls until the caller's read time-out (unknown)."""
+
+    name = "read_timeout"
+    colour = "#636363"
+
+
+class SlowExport(FaultSpec):
+    """Reading and writing files of the export takes ``percent`` of its time."""
+
+    name = "slow_export"
+    target = "storage"
+    healing = "reverted"
+    colour = "#2ca02c"
+    percent: Count = 1000
+
+
+class TornExport(FaultSpec):
+    """Of the next ``count`` writes only ``fraction`` of the bytes arrive, and the writer is told it went well."""
+
+    name = "torn_export"
+    target = "storage"
+    healing = "spent"
+    colour = "#006d2c"
+    fraction: Fraction01 = 0.5
+    count: Count = 1
+
+
+class DiskFull(FaultSpec):
+    """After ``free_bytes`` more, writes fail for want of space."""
+
+    name = "disk_full"
+    target = "storage"
+    healing = "reverted"
+    colour = "#393b79"
+    free_bytes: int = Field(0, ge=0)
+
+
+class ClockSkew(FaultSpec):
+    """Steps the node's wall clock by ``step_s``; monotonic clocks do not move."""
+
+    name = "clock_skew"
+    target = "node"
+    healing = "reverted"
+    colour = "#e7ba52"
+    step_s: float
+
+
+class MetricsMissing(FaultSpec):
+    """The metrics page answers 404."""
+
+    name = "metrics_missing"
+    target = "process"
+    healing = "reverted"
+    colour = "#f7b6d2"
+
+
+class MetricsStale(FaultSpec):
+    """The metrics page shows what it showed when the fault began."""
+
+    name = "metrics_stale"
+    target = "process"
+    healing = "reverted"
+    colour = "#fbb4ae"
+
+
+class MetricsNan(FaultSpec):
+    """Every value on the metrics page is NaN."""
+
+    name = "metrics_nan"
+    target = "process"
+    healing = "reverted"
+    colour = "#fccde5"
+
+
+class PlacementStuck(FaultSpec):
+    """Placement groups asked for from now on stay PENDING."""
+
+    name = "placement_stuck"
+    target = "placement"
+    healing = "reverted"
+    colour = "#525252"
+
+
+class RemovalFails(FaultSpec):
+    """Removals of placement groups have no effect; with ``late_s`` they have it that much later."""
+
+    name = "removal_fails"
+    target = "placement"
+    healing = "reverted"
+    colour = "#969696"
+    late_s: Positive | None = None
+
+
+class NodeLoss(FaultSpec):
+    """The node is gone with all that runs on it; with ``zombie`` it is declared dead and its processes still act."""
+
+    name = "node_loss"
+    target = "node"
+    healing = "reverted"
+    colour = "#843c39"
+    worlds = ("sim",)
+    must_hit = {"processes": {"at_least": 1}}
+    zombie: bool = False
+
+
+CATALOG: tuple[type[FaultSpec], ...] = (
+    Sigkill, RestartEmpty, Sigstop, Slow, Wedge, Partition, Latency, RequestLost, ReplyLost, DelayedDelivery, Duplicate,
+    ConnectTimeoutFault, ReadTimeoutFault, SlowExport, TornExport, DiskFull, ClockSkew, MetricsMissing, MetricsStale,
+    MetricsNan, PlacementStuck, RemovalFails, NodeLoss,
+)  # fmt: skip
+FAULTS: dict[str, type[FaultSpec]] = {fault.name: fault for fault in CATALOG}
+
+
+class NoParams(SpecModel):
+    """A verb without parameters."""
+
+
+class ExportParams(SpecModel):
+    """``export``: have the exporter write and publish a new version."""
+
+    service: str | None = None
+    """Needed where there are several."""
+    version: str
+    """Label of the version; the weights are derived from it."""
+
+
+class AdminParams(SpecModel):
+    """``admin``: a round over every replica of a service, as its admin component does it."""
+
+    service: str | None = None
+    operation: Literal["flush", "pause"] = "flush"
+    """flush: POST /flush_cache. pause: /pause_generation, and /continue_generation after ``admin.pause_hold_s``."""
+
+
+class NoteParams(SpecModel):
+    """``note``: a mark in the evidence."""
+
+    text: str
+
+
+VERBS: dict[str, type[SpecModel]] = {"export": ExportParams, "admin": AdminParams, "note": NoteParams}
+"""What a step can do beside a fault."""

@@ -1,0 +1,334 @@
+"""Reads a scenario: by catalog name or file, with ``--set`` changes, and says in one line what is wrong with it."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import importlib
+import pathlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+from analysis.acceptance import parse_criterion
+from analysis.errors import BadInput
+from scenarios.fields import did_you_mean
+from scenarios.schema import SELECTORS, ScenarioModel, StepModel, WorkloadModel
+from scenarios.yaml_tree import YamlTree
+
+HERE = pathlib.Path(__file__).resolve().parent
+CATALOG = HERE / "catalog"
+TRACES = HERE / "traces"
+
+
+@dataclasses.dataclass(frozen=True)
+class Scenario:
+    """A checked scenario. ``text`` is the file after ``--set``; ``folder`` is where its relative paths start."""
+
+    model: ScenarioModel
+    text: str
+    source: str
+    folder: pathlib.Path
+
+    @property
+    def name(self) -> str:
+        return self.model.name
+
+    @property
+    def sha256(self) -> str:
+        return hashlib.sha256(self.text.encode()).hexdigest()
+
+    def trace_path(self, file: str) -> pathlib.Path:
+        """Where a trace lies: an absolute path, beside the scenario file, or shipped with the package."""
+        for folder in (self.folder, TRACES):
+            if (folder / file).is_file():
+                return folder / file
+        return self.folder / file
+
+
+def catalog() -> Iterator[pathlib.Path]:
+    """The files of the catalog, by name."""
+    yield from sorted(CATALOG.glob("*.yaml"))
+
+
+def find(name_or_file: str) -> pathlib.Path:
+    """The file of a scenario.
+
+    Raises:
+        BadInput: no scenario of the catalog has the name, and no file either.
+    """
+    shipped = CATALOG / f"{name_or_file}.yaml"
+    if "/" not in name_or_file and shipped.is_file():
+        return shipped
+    path = pathlib.Path(name_or_file)
+    if path.suffix in (".yaml", ".yml") or "/" in name_or_file:
+        return path
+    names = [path.stem for path in catalog()]
+    raise BadInput(f"unknown scenario {name_or_file!r}{did_you_mean(name_or_file, names)}; or name a .yaml file")
+
+
+def load(name_or_file: str, changes: Sequence[str] = ()) -> Scenario:
+    """Read and check a scenario.
+
+    Args:
+        name_or_file: a name of the catalog, or a path.
+        changes: ``key.inner=value`` as given to ``--set``; values are YAML, list items are numbers from 0.
+
+    Raises:
+        BadInput: with file, line, key and fix.
+    """
+    path = find(name_or_file)
+    try:
+        text = path.read_bytes().decode("utf-8")
+    except FileNotFoundError as error:
+        raise BadInput(f"{path}: no such file; 'python -m scenarios list' names the scenarios") from error
+    except UnicodeDecodeError as error:
+        raise BadInput(f"{path}: is no UTF-8 text (byte {error.start + 1})") from error
+    except OSError as error:
+        raise BadInput(f"{path}: cannot be read ({error.strerror})") from error
+    return parse(text, _shown(path), path.resolve().parent, changes)
+
+
+def parse(text: str, source: str, folder: pathlib.Path, changes: Sequence[str] = ()) -> Scenario:
+    """Check the text of a scenario. Raises BadInput as :func:`load`."""
+    tree = YamlTree(text, source)
+    changed: list[tuple[tuple[str | int, ...], str]] = []
+    for change in changes:
+        changed.append((_set(tree.data, change), change))
+    if changes:
+        text = yaml.safe_dump(tree.data, sort_keys=False, allow_unicode=True, width=120)
+    places = _Places(tree, changed)
+    try:
+        model = ScenarioModel.model_validate(tree.data)
+    except ValidationError as error:
+        raise BadInput(_explain(error, places)) from error
+    scenario = Scenario(model, text, source, folder)
+    _check(scenario, places)
+    return scenario
+
+
+class _Places:
+    """Where a key stands: a line of the file, or the ``--set`` that gave it."""
+
+    def __init__(self, tree: YamlTree, changed: list[tuple[tuple[str | int, ...], str]]) -> None:
+        self.tree = tree
+        self.changed = changed
+
+    def of(self, path: Sequence[str | int]) -> str:
+        for where, change in self.changed:
+            if tuple(path[: len(where)]) == where:
+                return f"--set {change}"
+        return self.tree.place(path)
+
+    def name(self, path: Sequence[str | int]) -> str:
+        """Place and key: how an error begins."""
+        return f"{self.of(path)}: {dotted(path)}"
+
+
+def _explain(error: ValidationError, places: _Places) -> str:
+    """The first error as one line: place, key, what is wrong and what to write instead."""
+    first = error.errors(include_url=False)[0]
+    kind, given = first["type"], first.get("input")
+    path = places.tree.known_path(first["loc"])
+    message = str(first["msg"])
+    if kind == "unknown_key":
+        key = str(first["ctx"]["key"]).strip("'")
+        return f"{places.of((*path, key))}: {dotted((*path, key))}: unknown key{first['ctx']['fix']}"
+    if kind == "missing":
+        missing = (*path, str(first["loc"][-1]))
+        return f"{places.of(path)}: {dotted(missing)}: the key is missing; add it"
+    if kind in ("greater_than_equal", "greater_than") and isinstance(given, int | float) and given < 0:
+        message = "must not be negative"
+    elif kind in ("model_type", "dict_type"):
+        message = "must be a mapping of keys"
+    else:
+        message = message.replace("Input should be", "must be")
+    shown = "" if isinstance(given, dict | list) or kind in _SAID else f" (given: {given!r})"
+    return f"{places.of(path)}: {dotted(path) or 'scenario'}: {message}{shown}"
+
+
+_SAID = ("unknown_word", "name", "component", "unit_in_value", "not_finite", "exactly_one")
+
+
+def dotted(path: Sequence[str | int]) -> str:
+    """``steps[2].when.event``."""
+    text = ""
+    for part in path:
+        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else str(part)
+    return text
+
+
+# --- what needs more than one key, or the world outside of the file ---
+
+
+def _check(scenario: Scenario, places: _Places) -> None:
+    model = scenario.model
+    single = not isinstance(places.tree.data["workload"], list)
+    for number, workload in enumerate(model.workload):
+        where: tuple[str | int, ...] = ("workload",) if single else ("workload", number)
+        _check_service(model, workload.service, (*where, "service"), places)
+        _check_trace(scenario, workload, (*where, "trace", "file"), places)
+    nodes = [f"node-{number}" for number in range(model.topology.nodes)]
+    for number, link in enumerate(model.network.links):
+        for key, node in (("from", link.source), ("to", link.target)):
+            if node not in nodes:
+                place = places.name(("network", "links", number, key))
+                raise BadInput(f"{place}: unknown node {node!r}{did_you_mean(node, nodes)}")
+    for number, step in enumerate(model.steps):
+        _check_step(model, step, ("steps", number), places)
+    for number, entry in enumerate(model.acceptance):
+        try:
+            parse_criterion(entry)
+        except BadInput as error:
+            raise BadInput(f"{places.of(('acceptance', number, *entry))}: acceptance[{number}]: {error}") from error
+    for name, service in model.topology.services.items():
+        at: tuple[str | int, ...] = ("topology", "services", name)
+        for component, target in service.components.items():
+            load_class(target, places.name((*at, "components", component)))
+        if service.initial_replicas < service.gateways:
+            raise BadInput(
+                f"{places.name((*at, 'gateways'))}: {service.gateways} gateways for {service.initial_replicas} "
+                "replicas; each needs one at least"
+            )
+
+
+def load_class(target: str, place: str) -> type:
+    """The class behind ``module:Class``. Raises BadInput that begins with ``place``."""
+    module_name, _, name = target.partition(":")
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as error:
+        raise BadInput(f"{place}: cannot import {module_name!r} ({error}); install it or set PYTHONPATH") from error
+    found = getattr(module, name, None)
+    if not isinstance(found, type):
+        raise BadInput(f"{place}: {module_name} has no class {name!r}")
+    return found
+
+
+def _check_service(model: ScenarioModel, name: str, path: tuple[str | int, ...], places: _Places) -> None:
+    services = model.topology.services
+    if name not in services:
+        raise BadInput(f"{places.name(path)}: unknown service {name!r}{did_you_mean(name, services)}")
+
+
+def _check_trace(scenario: Scenario, workload: WorkloadModel, path: tuple[str | int, ...], places: _Places) -> None:
+    if workload.trace is None:
+        return
+    found = scenario.trace_path(workload.trace.file)
+    if not found.is_file():
+        shipped = ", ".join(path.name for path in sorted(TRACES.iterdir()))
+        raise BadInput(
+            f"{places.name(path)}: no trace at {found}; give a path from the scenario's folder, or one of those "
+            f"shipped: {shipped}"
+        )
+
+
+def _check_step(model: ScenarioModel, step: StepModel, path: tuple[str | int, ...], places: _Places) -> None:
+    try:
+        parameters = step.parameters()
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        inner = (*path, "with", *first["loc"])
+        if first["type"] == "unknown_key":
+            key = str(first["ctx"]["key"]).strip("'")
+            inner = (*inner, key)
+            raise BadInput(f"{places.name(inner)}: unknown key{first['ctx']['fix']}") from error
+        if first["type"] == "missing":
+            raise BadInput(f"{places.of(path)}: {dotted(inner)}: the key is missing; '{step.do}' needs it") from error
+        message = str(first["msg"]).replace("Input should be", "must be")
+        raise BadInput(f"{places.name(inner)}: {message} (given: {first.get('input')!r})") from error
+    services = list(model.topology.services)
+    named = getattr(parameters, "service", None)
+    if step.fault is None and hasattr(parameters, "service"):
+        if named is not None:
+            _check_service(model, named, (*path, "with", "service"), places)
+        elif len(services) > 1:
+            place = f"{places.of(path)}: {dotted(path)}.with.service"
+            raise BadInput(f"{place}: the key is missing; the services are {', '.join(services)}")
+    if step.target is not None:
+        _check_target(model, step, (*path, "target"), places)
+
+
+def _check_target(model: ScenarioModel, step: StepModel, path: tuple[str | int, ...], places: _Places) -> None:
+    target = step.target
+    assert target is not None
+    if target.service is not None:
+        _check_service(model, target.service, (*path, "service"), places)
+    nodes = [f"node-{number}" for number in range(model.topology.nodes)]
+    known = process_names(model)
+    if target.process is not None:
+        names = (*SELECTORS, *known)
+        if target.process not in names:
+            near = did_you_mean(target.process, names)
+            raise BadInput(f"{places.name(path)}: unknown target {target.process!r}{near}")
+        if target.process in SELECTORS and target.service is None and len(model.topology.services) > 1:
+            raise BadInput(f"{places.name(path)}: several services; add 'service' to the target")
+        if target.process == "replica_of_trigger" and step.when is None:
+            raise BadInput(f"{places.name(path)}: 'replica_of_trigger' goes with 'when'")
+    elif target.node is not None and target.node not in nodes:
+        raise BadInput(f"{places.name(path)}: unknown node {target.node!r}{did_you_mean(target.node, nodes)}")
+    elif target.link is not None:
+        ends = ("*", *SELECTORS, *nodes, *known)
+        for key, end in (("from", target.link.source), ("to", target.link.target)):
+            if end not in ends and "*" not in end:
+                place = places.name((*path, "link", key))
+                raise BadInput(f"{place}: unknown end of a link {end!r}{did_you_mean(end, ends)}")
+
+
+def process_names(model: ScenarioModel) -> list[str]:
+    """The actors and replicas of a scenario's services, as ``scenarios/deploy.py`` names them."""
+    names: list[str] = []
+    for service, spec in model.topology.services.items():
+        names += [f"gateway-{service}-{number}" for number in range(spec.gateways)]
+        names += [f"health-{service}-{number}" for number in range(spec.gateways)]
+        names += [f"recovery-{service}-{number}" for number in range(spec.gateways)]
+        names += [f"admin-{service}-{number}" for number in range(spec.gateways)]
+        names += [f"{part}-{service}" for part in ("exporter", "trainer")]
+        names += [f"{service}-{number}" for number in range(spec.initial_replicas)]
+    for number, workload in enumerate(model.workload):
+        names += [f"client-{workload.service}-{number}-{client}" for client in range(workload.clients)]
+    return names
+
+
+# --- --set ---
+
+
+def _set(data: dict[str, Any], change: str) -> tuple[str | int, ...]:
+    key, equals, value_text = change.partition("=")
+    if not equals or not key.strip():
+        raise BadInput(f"--set {change}: write it as key.inner=value")
+    try:
+        value = yaml.safe_load(value_text) if value_text.strip() else ""
+    except yaml.YAMLError as error:
+        raise BadInput(f"--set {change}: the value is no YAML; quote it") from error
+    path: list[str | int] = []
+    node: Any = data
+    parts = key.strip().split(".")
+    for number, part in enumerate(parts):
+        last = number == len(parts) - 1
+        if isinstance(node, list):
+            if not part.isdigit() or int(part) >= len(node):
+                raise BadInput(f"--set {change}: {dotted(path)} has items 0 to {len(node) - 1}, not {part!r}")
+            step: str | int = int(part)
+        elif isinstance(node, dict):
+            step = part
+        else:
+            raise BadInput(f"--set {change}: {dotted(path)} is a plain value; it has no key {part!r}")
+        path.append(step)
+        if last:
+            node[step] = value
+        else:
+            if isinstance(node, dict) and step not in node:
+                node[step] = {}
+            node = node[step]
+    return tuple(path)
+
+
+def _shown(path: pathlib.Path) -> str:
+    """A path as short as it can be said."""
+    try:
+        return str(path.resolve().relative_to(pathlib.Path.cwd()))
+    except ValueError:
+        return str(path)

@@ -1,0 +1,485 @@
+"""The models of a scenario file. What each key means is said here; ``docs/scenarios.md`` shows them in use.
+
+Units are in the names. ``scenarios/load.py`` reads a file into these models and says where it is wrong.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, field_validator, model_validator
+from pydantic_core import PydanticCustomError
+
+from protocol import config
+from protocol.evidence import KINDS
+from scenarios.faults import FAULTS, VERBS, FaultSpec
+from scenarios.fields import (
+    Count,
+    CountOrZero,
+    Fraction01,
+    NotNegative,
+    Positive,
+    Seconds,
+    SomeSeconds,
+    SpecModel,
+    did_you_mean,
+    exactly_one,
+)
+
+_NAME = re.compile(r"[a-z][a-z0-9_-]{0,63}")
+
+
+def _check_name(value: str) -> str:
+    if not _NAME.fullmatch(value):
+        raise PydanticCustomError(
+            "name", "{value} is no name; use a-z, 0-9, '_' and '-', a letter first, at most 64", {"value": repr(value)}
+        )
+    return value
+
+
+Name = Annotated[str, AfterValidator(_check_name)]
+
+
+def check_known(word: str, known: Any, what: str) -> str:
+    """``word`` if it is one of ``known``; raises PydanticCustomError with a suggestion otherwise."""
+    if word not in known:
+        raise PydanticCustomError(
+            "unknown_word", "unknown {what} {word}{fix}",
+            {"what": what, "word": repr(word), "fix": did_you_mean(word, known)},
+        )  # fmt: skip
+    return word
+
+
+# --- topology ---
+
+
+COMPONENTS = ("gateway", "health", "recovery", "exporter", "admin", "client", "trainer")
+"""Names under ``components``: a class of the user's own in place of ours, ``module:Class``."""
+
+
+def _check_components(value: dict[str, str]) -> dict[str, str]:
+    for name, target in value.items():
+        check_known(name, COMPONENTS, "component")
+        module, colon, cls = target.partition(":")
+        if not (colon and cls.isidentifier() and all(part.isidentifier() for part in module.split("."))):
+            raise PydanticCustomError(
+                "component", "{value} names no class; write it as 'package.module:Class'", {"value": repr(target)}
+            )
+    return value
+
+
+class WeightsModel(SpecModel):
+    """The weights that the trainer exports."""
+
+    shards: Count = 2
+    shard_gb: Positive = 0.6
+    """Nominal size of a shard: what it costs to write and read."""
+    version: str | None = None
+    """Exported before the service starts, and loaded by its first replicas; none: they serve the profile's own."""
+
+
+class ServiceModel(SpecModel):
+    """A group of replicas of one model behind gateways, with health probing and recovery."""
+
+    initial_replicas: Count
+    engine: str
+    """Engine profile (sim) or emulated engine."""
+    gateways: Count = 1
+    """Gateway actors; each owns the replicas whose number leaves its own when divided by this."""
+    gpus_per_replica: NotNegative = 1.0
+    weights: WeightsModel = WeightsModel()
+    components: Annotated[dict[str, str], AfterValidator(_check_components)] = {}
+    gateway: config.GatewayConfig = config.GatewayConfig()
+    health: config.HealthConfig = config.HealthConfig()
+    recovery: config.RecoveryConfig = config.RecoveryConfig()
+    admin: config.AdminConfig = config.AdminConfig()
+    export: config.ExportConfig = config.ExportConfig()
+    gateway_cost_s: Seconds | None = None
+    """What serving one message occupies a gateway for; default: a calibrated Ray actor."""
+
+    @field_validator("gateway", "health", "recovery", "admin", "export", mode="before")
+    @classmethod
+    def _component_keys(cls, value: Any, info: ValidationInfo) -> Any:
+        if isinstance(value, dict) and info.field_name is not None:
+            known = _CONFIGS[info.field_name].model_fields
+            for key in value:
+                if key not in known:
+                    raise PydanticCustomError(
+                        "unknown_key", "unknown key {key}{fix}", {"key": repr(key), "fix": did_you_mean(key, known)}
+                    )
+        return value
+
+
+_CONFIGS: dict[str, type[config.ComponentConfig]] = {
+    "gateway": config.GatewayConfig,
+    "health": config.HealthConfig,
+    "recovery": config.RecoveryConfig,
+    "admin": config.AdminConfig,
+    "export": config.ExportConfig,
+}
+
+
+class TopologyModel(SpecModel):
+    """Nodes, named ``node-0`` and so on, and the services on them."""
+
+    nodes: Count = 1
+    gpus_per_node: CountOrZero = 8
+    services: dict[Name, ServiceModel] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _room(self) -> TopologyModel:
+        wanted = sum(service.initial_replicas * service.gpus_per_replica for service in self.services.values())
+        if wanted > self.nodes * self.gpus_per_node:
+            raise PydanticCustomError(
+                "room", "the replicas need {wanted} GPUs; {nodes} nodes with {gpus} each have {have}",
+                {"wanted": f"{wanted:g}", "nodes": self.nodes, "gpus": self.gpus_per_node,
+                 "have": self.nodes * self.gpus_per_node},
+            )  # fmt: skip
+        return self
+
+
+class LinkModel(SpecModel):
+    """One direction between two nodes."""
+
+    source: str = Field(alias="from")
+    target: str = Field(alias="to")
+    latency_s: Seconds
+    jitter_s: Seconds = 0.0
+    loss: Fraction01 = 0.0
+    reorder: Fraction01 = 0.0
+    bandwidth_bytes_per_s: NotNegative = 0.0
+    """0: no limit."""
+
+
+class NetworkModel(SpecModel):
+    """Latencies. What is not given has the measured default of the world."""
+
+    link_latency_s: Seconds | None = None
+    loopback_latency_s: Seconds | None = None
+    links: list[LinkModel] = []
+
+
+class StorageModel(SpecModel):
+    """The shared storage."""
+
+    bandwidth_bytes_per_s: Positive = 2_000_000_000.0
+
+
+# --- workload ---
+
+
+class TraceModel(SpecModel):
+    """A public request trace, replayed."""
+
+    format: Literal["azure", "mooncake", "burstgpt"]
+    file: str
+    """Beside the scenario file, an absolute path, or a trace shipped with the package."""
+    speed_up: Positive = 1.0
+    """2.0: twice as fast as recorded."""
+    limit: Count | None = None
+    """At most this many requests."""
+
+
+class RateModel(SpecModel):
+    rate_per_s: Positive
+
+
+class ClosedLoopModel(SpecModel):
+    """Sessions that each send their next request when the one before is answered."""
+
+    sessions: Count
+    think_s: Seconds = 0.0
+    """From an answer to the session's next request."""
+    turns: Count | None = None
+    """Requests of a session; unlimited where only ``for_s`` ends it."""
+
+
+class ArrivalsModel(SpecModel):
+    """When requests arrive: exactly one of these."""
+
+    poisson: RateModel | None = None
+    constant: RateModel | None = None
+    closed_loop: ClosedLoopModel | None = None
+
+    @model_validator(mode="after")
+    def _one(self) -> ArrivalsModel:
+        exactly_one(self, ("poisson", "constant", "closed_loop"), "arrivals")
+        return self
+
+
+class UniformModel(SpecModel):
+    low: Count
+    high: Count
+
+    @model_validator(mode="after")
+    def _ordered(self) -> UniformModel:
+        if self.high < self.low:
+            raise PydanticCustomError(
+                "order", "high ({high}) is below low ({low})", {"high": self.high, "low": self.low}
+            )
+        return self
+
+
+class LognormalModel(SpecModel):
+    median: Positive
+    p99: Positive
+    at_most: Count | None = None
+    """Draws above are cut to this."""
+
+    @model_validator(mode="after")
+    def _ordered(self) -> LognormalModel:
+        if self.p99 < self.median:
+            raise PydanticCustomError(
+                "order", "p99 ({p99}) is below the median ({median})", {"p99": self.p99, "median": self.median}
+            )
+        return self
+
+
+class TokensModel(SpecModel):
+    """How many tokens: exactly one of these."""
+
+    fixed: Count | None = None
+    uniform: UniformModel | None = None
+    lognormal: LognormalModel | None = None
+
+    @model_validator(mode="after")
+    def _one(self) -> TokensModel:
+        exactly_one(self, ("fixed", "uniform", "lognormal"), "a number of tokens")
+        return self
+
+
+class WorkloadModel(SpecModel):
+    """The requests that a service gets: a trace, or drawn arrivals with drawn sizes."""
+
+    service: Name
+    trace: TraceModel | None = None
+    arrivals: ArrivalsModel | None = None
+    prompt_tokens: TokensModel | None = None
+    output_tokens: TokensModel | None = None
+    for_s: SomeSeconds | None = None
+    """Drawn arrivals end at this time."""
+    requests: Count | None = None
+    """Drawn arrivals end after this many."""
+    clients: Count = 1
+    """Client actors that share the arrivals; client ``k`` talks to gateway ``k`` modulo the number of gateways."""
+    ignore_eos: bool = True
+    idempotent: bool = True
+    """Whether a request may be sent again when its outcome is unknown."""
+    patience_s: SomeSeconds = 600.0
+    """A client gives up on an answer after this time; the outcome is then unknown."""
+
+    @model_validator(mode="after")
+    def _complete(self) -> WorkloadModel:
+        exactly_one(self, ("trace", "arrivals"), "workload")
+        drawn = ("prompt_tokens", "output_tokens", "for_s", "requests")
+        if self.trace is not None:
+            for name in drawn:
+                if getattr(self, name) is not None:
+                    raise PydanticCustomError(
+                        "trace_has", "'{name}' does not go with a trace; use its limit and speed_up", {"name": name}
+                    )
+            return self
+        for name in drawn[:2]:
+            if getattr(self, name) is None:
+                raise PydanticCustomError("needs", "'{name}' is missing; drawn arrivals need it", {"name": name})
+        assert self.arrivals is not None
+        loop = self.arrivals.closed_loop
+        if self.for_s is None and self.requests is None and (loop is None or loop.turns is None):
+            raise PydanticCustomError("endless", "the workload never ends; give 'for_s' or 'requests'", {})
+        if loop is not None and self.requests is not None:
+            raise PydanticCustomError(
+                "closed_requests", "'requests' does not go with a closed loop; give it 'turns'", {}
+            )
+        return self
+
+
+# --- steps ---
+
+
+class WhenModel(SpecModel):
+    """The event that fires a step."""
+
+    event: str
+    """An event kind (``docs/evidence.md``)."""
+    where: dict[str, str | int | float | bool] = {}
+    """Fields that must be equal; ``actor`` and ``inc`` may be named too."""
+    nth: Count = 1
+    phase: Literal["before", "after"] = "after"
+    """Before or after the effect of the event; every event is emitted before its effect."""
+
+    @model_validator(mode="after")
+    def _declared(self) -> WhenModel:
+        check_known(self.event, KINDS, "event kind")
+        fields = (*KINDS[self.event].fields, "actor", "inc")
+        for field in self.where:
+            check_known(field, fields, f"field of {self.event}")
+        return self
+
+
+SELECTORS = ("any_replica", "busiest_replica", "newest_replica", "oldest_replica", "replica_of_trigger")
+
+
+class LinkTarget(SpecModel):
+    """From whom to whom: a node, an actor, a replica, or a selector; ``*`` for any."""
+
+    source: str = Field("*", alias="from")
+    target: str = Field("*", alias="to")
+
+
+class TargetModel(SpecModel):
+    """What a fault befalls. A text is short for ``{process: text}``; selectors choose when the step fires."""
+
+    process: str | None = None
+    """A selector, the name of a replica (``genrm-3``) or of an actor (``gateway-genrm-0``)."""
+    service: Name | None = None
+    """Of which a selector chooses; needed where there are several."""
+    link: LinkTarget | None = None
+    node: str | None = None
+    """A node's name."""
+    path: str | None = None
+    """Storage faults: files under this prefix."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _short(cls, value: Any) -> Any:
+        return {"process": value} if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _one(self) -> TargetModel:
+        if sum(part is not None for part in (self.process, self.link, self.node, self.path)) != 1:
+            raise PydanticCustomError("target", "a target is exactly one of process, link, node, path", {})
+        return self
+
+
+class BoundModel(SpecModel):
+    at_least: CountOrZero = 1
+
+
+MEETS = ("in_flight", "hits", "processes")
+"""What ``must_hit`` can ask: requests in flight and processes at the injection, hits by the end."""
+
+
+class StepModel(SpecModel):
+    """Something that is done to the run: a fault or a verb, at a time or at an event."""
+
+    at_s: Seconds | None = None
+    when: WhenModel | None = None
+    after_s: Seconds = 0.0
+    """From the event to the step."""
+    do: str
+    with_: dict[str, Any] = Field({}, alias="with")
+    target: TargetModel | None = None
+    must_hit: dict[str, BoundModel] | None = None
+    """What the fault must meet, or the run is inconclusive; a default is in the fault's class."""
+    for_s: SomeSeconds | None = None
+    """How long the fault lasts."""
+
+    @field_validator("do")
+    @classmethod
+    def _known_verb(cls, value: str) -> str:
+        return check_known(value, (*FAULTS, *VERBS), "fault or verb")
+
+    @property
+    def fault(self) -> type[FaultSpec] | None:
+        return FAULTS.get(self.do)
+
+    def parameters(self) -> SpecModel:
+        """The checked content of ``with``."""
+        return (FAULTS.get(self.do) or VERBS[self.do]).model_validate(self.with_)
+
+    @model_validator(mode="after")
+    def _complete(self) -> StepModel:
+        exactly_one(self, ("at_s", "when"), "a step")
+        if self.after_s and self.when is None:
+            raise PydanticCustomError("after_s", "'after_s' goes with 'when'; use 'at_s' alone for a time", {})
+        fault = self.fault
+        if fault is None:
+            for name in ("target", "must_hit", "for_s"):
+                if getattr(self, name) is not None:
+                    raise PydanticCustomError(
+                        "not_a_fault", "'{name}' goes with a fault; '{do}' is none", {"name": name, "do": self.do}
+                    )
+        else:
+            self._check_fault(fault)
+        return self
+
+    def _check_fault(self, fault: type[FaultSpec]) -> None:
+        part = {"process": "process", "link": "link", "node": "node", "storage": "path"}.get(fault.target)
+        if part is None:
+            if self.target is not None:
+                raise PydanticCustomError("target", "'{do}' takes no target", {"do": self.do})
+        elif self.target is None:
+            if fault.target != "storage":
+                raise PydanticCustomError("target", "'{do}' needs a target ({part})", {"do": self.do, "part": part})
+        elif getattr(self.target, part) is None:
+            raise PydanticCustomError(
+                "target", "'{do}' befalls a {part}; the target names none", {"do": self.do, "part": part}
+            )
+        if fault.healing == "recovered":
+            if self.for_s is not None:
+                raise PydanticCustomError(
+                    "for_s", "'{do}' is not taken back, so it takes no 'for_s'; recovery brings the process back",
+                    {"do": self.do},
+                )  # fmt: skip
+        elif self.for_s is None and not (
+            fault.healing == "spent" and ("count" in self.with_ or self.do == "torn_export")
+        ):
+            raise PydanticCustomError(
+                "for_s", "'{do}' never ends; give it 'for_s'{count}",
+                {"do": self.do, "count": " or with: {count: N}" if fault.healing == "spent" else ""},
+            )  # fmt: skip
+        for name in self.must_hit or ():
+            check_known(name, MEETS, "thing to meet in must_hit")
+
+
+# --- the whole ---
+
+
+class RealModel(SpecModel):
+    """What the real world needs beside the rest."""
+
+    engine: Literal["sglang", "emulated"] = "emulated"
+    model: str = ""
+    """Model name or path for SGLang."""
+
+
+class LimitsModel(SpecModel):
+    """Bounds of a run."""
+
+    time_limit_s: SomeSeconds = 3600.0
+    """Simulated (or real) time after which the run is stopped."""
+    converge_within_s: SomeSeconds = 60.0
+    """After the last healing, everything that is open must end within this."""
+    shadow_s: Seconds = 60.0
+    """How long after its healing a fault still explains a failed request."""
+
+
+def _as_list(value: Any) -> Any:
+    return value if isinstance(value, list) else [value]
+
+
+def _or_one(schema: dict[str, Any]) -> None:
+    several = {key: schema.pop(key) for key in ("items", "minItems", "type")}
+    schema["anyOf"] = [several["items"], several]
+
+
+class ScenarioModel(SpecModel):
+    """A scenario file."""
+
+    name: Name
+    summary: str
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    topology: TopologyModel
+    network: NetworkModel = NetworkModel()
+    storage: StorageModel = StorageModel()
+    workload: Annotated[list[WorkloadModel], BeforeValidator(_as_list), Field(min_length=1, json_schema_extra=_or_one)]
+    """One workload, or a list of them."""
+    steps: list[StepModel] = []
+    acceptance: list[dict[str, Any]] = []
+    limits: LimitsModel = LimitsModel()
+    real: RealModel | None = None
+
+    @property
+    def fault_steps(self) -> list[StepModel]:
+        return [step for step in self.steps if step.fault is not None]

@@ -1,0 +1,1 @@
+"""Workloads: streams of arrivals, read from public traces or drawn."""

@@ -1,0 +1,79 @@
+"""Reads Mooncake's JSON lines: ``timestamp`` (ms), ``input_length``, ``output_length``, ``hash_ids``.
+
+``hash_ids`` name the prompt's blocks of ``BLOCK_TOKENS`` tokens, the last one usually partial; equal ids are equal
+text after an equal prefix. They become ``prefix_blocks`` and drive the prefix cache of the engines.
+"""
+
+from __future__ import annotations
+
+import json
+import pathlib
+from collections.abc import Iterator
+from decimal import Decimal
+
+from scenarios.workloads.arrival import Arrival, Counts, Row, arrange, bad_row, check_count
+from scenarios.workloads.table import open_lines
+
+BLOCK_TOKENS = 512
+_KEYS = ("timestamp", "input_length", "output_length", "hash_ids")
+
+
+def read_mooncake(
+    path: pathlib.Path, *, speed_up: float = 1.0, limit: int | None = None, counts: Counts | None = None
+) -> Iterator[Arrival]:
+    """Arrivals of a Mooncake trace.
+
+    Args:
+        path: the JSONL file.
+        speed_up: 2.0 halves every time between arrivals.
+        limit: at most this many arrivals.
+        counts: filled with what was read and passed over.
+
+    Raises:
+        BadInput: the file cannot be read, or a row is bad; the message names file, line, key and value.
+    """
+    counts = counts if counts is not None else Counts()
+    return arrange(_rows(path), path, "timestamp", speed_up=speed_up, limit=limit, counts=counts)
+
+
+def _rows(path: pathlib.Path) -> Iterator[Row]:
+    for line, text in open_lines(path):
+        if not text or text.isspace():
+            continue
+        try:
+            row = json.loads(text, parse_float=Decimal)
+        except json.JSONDecodeError as error:
+            bad_row(path, line, f"character {error.colno}", text[error.pos : error.pos + 20], f"no JSON ({error.msg})")
+        if not isinstance(row, dict):
+            bad_row(path, line, _KEYS[0], row, "the line is no JSON object")
+        for key in _KEYS:
+            if key not in row:
+                bad_row(path, line, key, "", f"the key is missing; each line needs {', '.join(_KEYS)}")
+        blocks = row["hash_ids"]
+        if type(blocks) is not list or not all(type(block) is int and block >= 0 for block in blocks):
+            bad_row(path, line, "hash_ids", blocks, "must be a list of whole numbers, none negative")
+        prompt = _integer(path, line, "input_length", row["input_length"], least=1)
+        if len(blocks) * BLOCK_TOKENS >= prompt + BLOCK_TOKENS:
+            fix = f"{len(blocks)} blocks of {BLOCK_TOKENS} tokens are more than the {prompt} tokens of input_length"
+            bad_row(path, line, "hash_ids", blocks, fix)
+        yield Row(
+            _milliseconds(path, line, row["timestamp"]),
+            line,
+            prompt,
+            _integer(path, line, "output_length", row["output_length"], least=0),
+            tuple(blocks),
+        )
+
+
+def _integer(path: pathlib.Path, line: int, key: str, value: object, *, least: int) -> int:
+    if type(value) is not int:
+        bad_row(path, line, key, value, "is no count of tokens; write a whole number")
+    return check_count(path, line, key, value, least=least)
+
+
+def _milliseconds(path: pathlib.Path, line: int, value: object) -> int:
+    if type(value) is int and value >= 0:
+        return value * 1_000_000
+    if isinstance(value, Decimal) and value.is_finite() and value >= 0:
+        return int(value * 1_000_000)
+    bad_row(path, line, "timestamp", value, "must be milliseconds since the start, a number that is not negative")
