@@ -1,0 +1,466 @@
+"""Names, births, calls and deaths of the simulated actors: what Ray's control service and its wire do.
+
+The registry is one for a world. Processes reach it through their backend; what they learn from it travels with the
+latencies of ``Timings``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from protocol.errors import ActorDied, NameTaken, NoSuchActor, Outcome, PlacementError, SeatrialError, SpawnFailed
+from protocol.ports import Engines, Limits, Placement, Signal, Storage
+from sim.actors import ActorProcess, cause
+from sim.calls import ActorRef, Call, Method, RemoteStream, remote_methods
+from sim.cluster import Cluster
+from sim.copying import SMALL, Copier, nominal_size, serialise
+from sim.loop import background
+from sim.network import CONTROL, REQUEST, Letter, Network
+from sim.placement import PlacementGroupTable
+from sim.timings import Timings, ns
+from sim.world import Process, World
+
+DRIVER: Final = "driver"
+_UNLIMITED: Final = 1_000_000
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SpawnSpec:
+    """What it takes to start an actor, now and again. ``packed``: (args, kwargs), always serialised."""
+
+    cls: type
+    packed: Any
+    methods: dict[str, Method]
+    limits: Limits
+    node: str | None
+    placement: Placement | None
+
+
+class Birth:
+    """A spawn under way. Once asked for, it carries on though its spawner may die."""
+
+    __slots__ = ("spec", "name", "spawner", "future", "asked", "settled", "letter", "sent_lc")
+
+    def __init__(self, spec: SpawnSpec, name: str, spawner: ActorProcess, letter: Letter) -> None:
+        self.spec = spec
+        self.name = name
+        self.spawner = spawner
+        self.future: asyncio.Future[ActorRef] = spawner.loop.create_future()
+        self.asked = False
+        self.settled = False
+        self.letter = letter
+        self.sent_lc = spawner.lc
+
+    def settle(self, ref: ActorRef | None, error: SeatrialError | None) -> None:
+        """At the spawner."""
+        if self.future.done():
+            return
+        if error is not None:
+            self.future.set_exception(error)
+        else:
+            assert ref is not None
+            self.future.set_result(ref)
+
+
+class ActorSystem:
+    """All actors of a world.
+
+    Args:
+        world: its clock and evidence.
+        network: carries the calls.
+        cluster: nodes to run on.
+        timings: of spawning, and of noticing deaths.
+        costs_s: service cost of a message by actor name or class name; others take ``timings.call_cost_s``.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        network: Network,
+        cluster: Cluster,
+        placement_table: PlacementGroupTable,
+        timings: Timings,
+        costs_s: Mapping[str, float] | None = None,
+    ) -> None:
+        self.world = world
+        self.network = network
+        self.cluster = cluster
+        self.placement_table = placement_table
+        self.timings = timings
+        self.storage_of: Callable[[ActorProcess], Storage] | None = None
+        """Makes a process's storage port."""
+        self.engines_of: Callable[[ActorProcess], Engines] | None = None
+        """Makes a process's engines port."""
+        self.on_class: Callable[[type], object] | None = None
+        """Told of every class that is spawned, before its constructor runs."""
+        self.copier = Copier(world.copy_always)
+        self.open_calls: dict[int, Call] = {}
+        """Calls that their caller has no answer to yet, by number, in the order in which they were made."""
+        self.streams: dict[int, RemoteStream] = {}
+        self._costs = {name: ns(cost) for name, cost in (costs_s or {}).items()}
+        self._cost_ns = ns(timings.call_cost_s)
+        self._reserved: dict[str, Birth] = {}
+        self._specs: dict[str, dict[int, SpawnSpec]] = {}
+        self._processes: dict[str, ActorProcess] = {}  # latest incarnation by name
+        self._zombies: dict[tuple[str, int], ActorProcess] = {}  # alive, though a later incarnation has the name
+        self._condemned: dict[tuple[str, int], list[asyncio.Future[None]]] = {}
+        cluster.on_declared_dead.append(self._node_declared_dead)
+        previous = world.kernel.open_work
+        world.kernel.open_work = lambda: [*previous(), *self._open_work()]
+
+    # --- handles ---
+
+    def ref(self, name: str, incarnation: int) -> ActorRef:
+        """A handle. Raises NoSuchActor: there never was such an actor."""
+        if name == DRIVER:
+            return ActorRef(name, incarnation, {})
+        try:
+            spec = self._specs[name][incarnation]
+        except KeyError:
+            raise NoSuchActor(f"there never was an actor {name}/{incarnation}") from None
+        return ActorRef(name, incarnation, spec.methods)
+
+    def find(self, name: str, incarnation: int) -> ActorProcess | None:
+        """The process of a handle, dead or alive; None when a later incarnation has taken its place."""
+        process = self._processes.get(name)
+        if process is not None and process.incarnation == incarnation:
+            return process
+        return self._zombies.get((name, incarnation))
+
+    def lookup(self, name: str) -> ActorRef:
+        """Raises NoSuchActor."""
+        process = self._processes.get(name)
+        if process is None or not process.alive or not process.started or process.declared_dead:
+            raise NoSuchActor(f"no living actor is named {name!r}")
+        return self.ref(name, process.incarnation)
+
+    # --- calls ---
+
+    def send_call(
+        self, caller: ActorProcess, ref: ActorRef, method: Method, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Call | RemoteStream:
+        """Send a call; see ``protocol.ports.ActorHandle``. Raises TypeError: an argument cannot be serialised."""
+        call = Call(caller, ref, method)
+        stream = RemoteStream(call) if method.stream else None
+        if not caller.alive:
+            return stream or call  # the rest of a dead process's step: nobody will ever see an answer
+        call.packed = packed = self.copier.pack_call(args, kwargs)
+        name, incarnation = ref._name, ref._incarnation
+        target = self._processes.get(name)
+        if target is None or target.incarnation != incarnation:
+            target = self._zombies.get((name, incarnation))
+        unreachable = target is None or (
+            (not target.alive or target.declared_dead) and not self._local_zombie(caller, target)
+        )
+        if unreachable and (name, incarnation) in caller.seen_dead:
+            call.done = True
+            call.error = ActorDied(f"{ref!r} is known to be dead; nothing was sent", outcome=Outcome.NOT_DONE)
+            return stream or call
+        call.number = number = self.network.next_number()
+        call.background = background.get()
+        event = self.world.emit(
+            caller,
+            "call.sent",
+            cause=cause.get(),
+            call=number,
+            target=name,
+            target_inc=incarnation,
+            method=method.name,
+        )
+        if event is None or not caller.alive:  # an injector may act at the emission, which precedes the effect
+            return stream or call
+        call.sent_id = f"{caller.prefix}{event.n}"
+        call.sent_lc = event.lc
+        call.target = target
+        self.open_calls[number] = call
+        if unreachable:
+            self._call_the_dead(call)
+            return stream or call
+        assert target is not None
+        if stream is not None:
+            self.streams[number] = stream
+        lane = ref._lane(caller)
+        if lane is not None:
+            call.lane = lane
+            call.position = lane.sent
+            lane.sent += 1
+        self.network.send(caller, target, REQUEST, call, nominal_size(packed), target.request_arrives, call)
+        return stream or call
+
+    def cancel_call(self, process: ActorProcess, call: Call) -> None:
+        """Ask the callee to stop a call."""
+        target = call.target
+        if call.number and not call.done and target is not None:
+            self.network.send(process, target, CONTROL, call, SMALL, target.cancel_arrives, call)
+
+    @staticmethod
+    def _local_zombie(caller: ActorProcess, target: ActorProcess) -> bool:
+        """Processes of a node that was declared dead still reach each other."""
+        return target.alive and caller.node == target.node
+
+    # --- births ---
+
+    async def spawn(
+        self,
+        spawner: ActorProcess,
+        cls: type,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        name: str,
+        node: str | None,
+        placement: Placement | None,
+        limits: Limits,
+    ) -> ActorRef:
+        """See ``protocol.ports.Backend.spawn``."""
+        spec = SpawnSpec(cls, serialise((args, kwargs)), remote_methods(cls), limits, node, placement)
+        return await self._launch(spawner, name, spec)
+
+    async def restart(self, spawner: ActorProcess, ref: ActorRef) -> ActorRef:
+        """See ``protocol.ports.Backend.restart``."""
+        spec = self._specs.get(ref.name, {}).get(ref.incarnation)
+        if spec is None:
+            raise NoSuchActor(f"there never was an actor {ref.name}/{ref.incarnation} that can be restarted")
+        await self.signal(spawner, ref, "SIGKILL")
+        return await self._launch(spawner, ref.name, spec)
+
+    async def _launch(self, spawner: ActorProcess, name: str, spec: SpawnSpec) -> ActorRef:
+        if not spawner.alive:
+            return await spawner.loop.create_future()  # type: ignore[no-any-return]
+        if self._taken(name):
+            raise NameTaken(f"a living process is named {name!r}")
+        birth = self._reserved[name] = Birth(spec, name, spawner, self._letter(spawner, "spawn"))
+        try:
+            if spec.placement is not None:
+                await self.placement_table.when_created(spec.placement.group_id, spawner.loop)
+                node = self.placement_table.node_of(spec.placement)
+            else:
+                node = self.cluster.choose(spec.node, spawner.node)
+        except BaseException:
+            self._reserved.pop(name, None)
+            raise
+        birth.asked = True
+        self.world.clock.call_after(
+            ns(self.timings.spawn_s), self._bear, birth, node, background=birth.letter.background
+        )
+        return await birth.future
+
+    def _letter(self, sender: ActorProcess, method: str) -> Letter:
+        return Letter(self.network.next_number(), method, background.get(), f"{sender.prefix}{sender.n}")
+
+    def _taken(self, name: str) -> bool:
+        birth = self._reserved.get(name)
+        if birth is not None and (birth.asked or birth.spawner.alive):
+            return True
+        process = self.world.processes.get(name)
+        return process is not None and process.alive and not getattr(process, "declared_dead", False)
+
+    def _bear(self, birth: Birth, node: str) -> None:
+        """The process starts."""
+        self._reserved.pop(birth.name, None)
+        spec, name = birth.spec, birth.name
+        if self.on_class is not None:
+            self.on_class(spec.cls)
+        if not self.cluster.alive(node):
+            reason = PlacementError(f"node {node} was lost while {name!r} was started on it")
+            self._answer_birth(birth, None, SpawnFailed(f"{name!r} did not start", attached=(reason,)))
+            return
+        old = self._processes.get(name)
+        if old is not None and old.alive:
+            # A zombie: it lives on under a key of its own, so that the end of the run seals it too.
+            self._zombies[(name, old.incarnation)] = old
+            self.world.processes[old.id] = old
+        self.world.incarnations.setdefault(name, 0)  # the first is 1
+        incarnation = self.world.next_incarnation(name)
+        cost = self._costs.get(name, self._costs.get(spec.cls.__name__, self._cost_ns))
+        process = ActorProcess(
+            self, name, incarnation, node, data_calls=spec.limits.data_calls, cost_ns=cost
+        )
+        self._adopt(process, spec, birth)
+        self.cluster.enter(process)
+        if spec.placement is not None:
+            self.placement_table.enter(process, spec.placement)
+        self.world.receive(process, birth.sent_lc)
+        process.context.run(cause.set, birth.letter.sent_id)
+        self.world.register(process, spec.cls.__qualname__)
+        process.loop.deliver(process.context.copy().run, process.construct, birth)
+
+    def _adopt(self, process: ActorProcess, spec: SpawnSpec, birth: Birth) -> None:
+        process.birth = birth
+        self._processes[process.name] = process
+        self._specs.setdefault(process.name, {})[process.incarnation] = spec
+        self.backend_for(process)
+
+    def backend_for(self, process: ActorProcess) -> None:
+        """Give a process its port to the world."""
+        from sim.backend import SimBackend  # the port imports this module
+
+        process.loop.seatrial_backend = SimBackend(self, process)
+
+    def driver(self, node: str) -> ActorProcess:
+        """The process that the run's body runs in. It costs nothing to talk to."""
+        process = ActorProcess(self, DRIVER, 0, node, data_calls=_UNLIMITED, cost_ns=0, role="driver")
+        process.started = True
+        self._processes[DRIVER] = process
+        self.backend_for(process)
+        self.world.register(process, "driver")
+        return process
+
+    def born(self, process: ActorProcess) -> None:
+        """``start()`` has returned."""
+        if process.birth is not None:
+            self._answer_birth(process.birth, self.ref(process.name, process.incarnation), None, process)
+
+    def stillborn(self, process: ActorProcess, error: BaseException) -> None:
+        """The constructor or ``start()`` raised."""
+        if process.birth is not None:
+            failed = SpawnFailed(f"{_what(process)} did not start: {error}", attached=(error,))
+            self._answer_birth(process.birth, None, failed, process)
+
+    def _answer_birth(
+        self, birth: Birth, ref: ActorRef | None, error: SeatrialError | None, process: ActorProcess | None = None
+    ) -> None:
+        if birth.settled:
+            return
+        birth.settled = True
+        spawner = birth.spawner
+        if process is None:
+            spawner.loop.deliver(birth.settle, ref, error)
+            return
+        lc = process.lc
+
+        def arrive() -> None:
+            spawner.loop.deliver(read)
+
+        def read() -> None:
+            self.world.receive(spawner, lc)
+            birth.settle(ref, error)
+
+        self.network.send(process, spawner, CONTROL, birth.letter, SMALL, arrive)
+
+    # --- signals and deaths ---
+
+    async def signal(self, sender: ActorProcess, ref: ActorRef, signal: Signal) -> None:
+        """Send a signal, and return when it has been obeyed. One to the dead is silent."""
+        target = self.find(ref.name, ref.incarnation)
+        if not sender.alive:
+            return
+        if target is None or not target.alive or (target.declared_dead and target.node != sender.node):
+            return
+        if target is sender:
+            _apply(target, signal)
+            await asyncio.sleep(0)  # killed: never resumed; stopped: resumed when continued
+            return
+        done: asyncio.Future[None] = sender.loop.create_future()
+        key = (ref.name, ref.incarnation)
+        self._condemned.setdefault(key, []).append(done)
+        order = self._letter(sender, signal)
+
+        def arrives() -> None:
+            _apply(target, signal)
+            back = self.network.link(target.node, sender.node).latency_ns
+            self.world.clock.call_after(back, self._obeyed, key, done, sender, background=order.background)
+
+        self.network.send(sender, target, CONTROL, order, SMALL, arrives)
+        await done
+
+    def _obeyed(self, key: tuple[str, int], done: asyncio.Future[None], sender: ActorProcess) -> None:
+        waiting = self._condemned.get(key, [])
+        if done in waiting:
+            waiting.remove(done)
+            if not waiting:
+                del self._condemned[key]
+            sender.loop.deliver(_settle, done)
+
+    def died(self, process: ActorProcess, reason: str) -> None:
+        """A process has ended; its callers learn of it later."""
+        self._zombies.pop((process.name, process.incarnation), None)
+        process.death_known = False  # its neighbours reached it as a zombie; now they learn of its death too
+        for number in [n for n, call in self.open_calls.items() if call.caller is process]:
+            del self.open_calls[number]
+            self.streams.pop(number, None)
+        notice = self.timings.health_timeout_s if reason == "node_lost" else self.timings.kill_notice_s
+        self.world.clock.call_after(ns(notice), self._death_known, process)
+
+    def _death_known(self, process: ActorProcess) -> None:
+        if process.death_known:
+            return
+        process.death_known = True
+        died_id = f"{process.prefix}{process.n}"
+        if process.birth is not None and not process.birth.settled:
+            dead = ActorDied(f"{process.id} died while it started: {process.death_reason}")
+            failed = SpawnFailed(f"{_what(process)} died while it started", attached=(dead,))
+            self._answer_birth(process.birth, None, failed)
+        bereaved: dict[str, tuple[ActorProcess, list[Call]]] = {}
+        for call in list(self.open_calls.values()):
+            if call.target is process and not self._local_zombie(call.caller, process):
+                bereaved.setdefault(call.caller.id, (call.caller, []))[1].append(call)
+        for caller, calls in bereaved.values():
+            caller.loop.deliver(self._learn, caller, process, calls, died_id)
+        for done in self._condemned.pop((process.name, process.incarnation), []):
+            loop: Any = done.get_loop()
+            loop.deliver(_settle, done)
+
+    def _learn(self, caller: ActorProcess, dead: ActorProcess, calls: list[Call], died_id: str) -> None:
+        """A caller reads the notice of a death."""
+        key = (dead.name, dead.incarnation)
+        self.world.receive(caller, dead.lc)
+        if key not in caller.seen_dead:
+            caller.seen_dead.add(key)
+            self.world.emit(caller, "actor.death_noticed", cause=died_id, target=dead.name, target_inc=dead.incarnation)
+        for call in calls:
+            self.streams.pop(call.number, None)
+            call.fail(ActorDied(f"{dead.id} died before it answered {call.method!r}"), died_id)
+
+    def _call_the_dead(self, call: Call) -> None:
+        """A call to a process that is dead, of which its caller does not know yet."""
+        target = call.target
+        if target is not None and not target.death_known:
+            return  # the notice of its death will end this call too
+        link = self.network.link(call.caller.node, call.caller.node)
+        self.world.clock.call_after(
+            2 * link.latency_ns, self._refuse, call, background=call.background
+        )
+
+    def _refuse(self, call: Call) -> None:
+        call.caller.loop.deliver(self._learn_refused, call)
+
+    def _learn_refused(self, call: Call) -> None:
+        call.caller.seen_dead.add((call.ref_name, call.ref_incarnation))
+        call.fail(ActorDied(f"{call.ref_name}/{call.ref_incarnation} is dead"))
+
+    def _node_declared_dead(self, node: str, processes: list[Process]) -> None:
+        for process in processes:
+            if isinstance(process, ActorProcess):
+                process.declared_dead = True
+                self._death_known(process)
+
+    # --- deadlock ---
+
+    def _open_work(self) -> list[str]:
+        return [
+            f"{call!r} of {call.caller.id}, waiting for {call.ref_name}/{call.ref_incarnation}"
+            for call in self.open_calls.values()
+            if call.waiters and not call.background
+        ]
+
+
+def _what(process: ActorProcess) -> str:
+    assert process.birth is not None
+    return f"{process.name!r} ({process.birth.spec.cls.__qualname__})"
+
+
+def _apply(target: ActorProcess, signal: Signal) -> None:
+    if signal == "SIGKILL":
+        target.die("killed")
+    elif signal == "SIGSTOP":
+        target.stop()
+    else:
+        target.cont()
+
+
+def _settle(done: asyncio.Future[None]) -> None:
+    if not done.done():
+        done.set_result(None)

@@ -1,0 +1,403 @@
+"""Handles, calls and streams of the simulated world: what a process holds of another one.
+
+A handle is an address. It speaks for whichever process uses it: the running loop says who is calling, so that a handle
+which crossed in a message, or was captured in a closure, never speaks through its former owner.
+
+A call is sent when the method is called. It is not itself a future: awaiting it makes one, so that a wait which is
+cancelled or timed out leaves the call, and its outcome, as they are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import zlib
+from asyncio.events import _get_running_loop
+from collections import deque
+from collections.abc import Generator
+from typing import TYPE_CHECKING, Any, Final
+
+from protocol.errors import ConnectionLost, Outcome, SeatrialError
+from sim.copying import unpack
+from sim.network import REQUEST
+
+if TYPE_CHECKING:
+    from sim.actors import ActorProcess
+
+RESERVED: Final = ("name", "incarnation", "ordered", "cancel")
+"""Members of a handle; a remote method of such a name could never be called."""
+
+
+class Method:
+    """A remote method of a class: a call, or a stream (async generator)."""
+
+    __slots__ = ("name", "stream", "data")
+
+    def __init__(self, name: str, stream: bool, data: bool) -> None:
+        self.name = name
+        self.stream = stream
+        self.data = data
+
+
+def remote_methods(cls: type) -> dict[str, Method]:
+    """The remote methods of a class: its public ``async def`` methods and async generators.
+
+    Raises:
+        TypeError: one has a name that a handle uses itself.
+    """
+    methods: dict[str, Method] = {}
+    for name in dir(cls):
+        if name.startswith("_"):
+            continue
+        member: Any = inspect.getattr_static(cls, name)
+        member = getattr(member, "__func__", member)
+        stream = inspect.isasyncgenfunction(member)
+        if not stream and not inspect.iscoroutinefunction(member):
+            continue
+        if name in RESERVED:
+            raise TypeError(f"{cls.__qualname__}.{name}: a handle has a member of this name; rename the method")
+        methods[name] = Method(name, stream, getattr(member, "__seatrial_data_call__", False) is True)
+    return methods
+
+
+class Lane:
+    """One sequence of ordered calls, from one view in one process. Kernel bookkeeping for both of its ends."""
+
+    __slots__ = ("sent", "next", "early")
+
+    def __init__(self) -> None:
+        self.sent = 0
+        self.next = 0
+        self.early: dict[int, Call] = {}
+
+
+class ActorRef:
+    """The ``ActorHandle`` port: (name, incarnation) and the remote methods of the class that was spawned."""
+
+    def __init__(self, name: str, incarnation: int, methods: dict[str, Method]) -> None:
+        self._name = name
+        self._incarnation = incarnation
+        self._methods = methods
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    @property
+    def incarnation(self) -> int:
+        return self._incarnation
+
+    def ordered(self) -> OrderedRef:
+        return OrderedRef(self._name, self._incarnation, self._methods)
+
+    def cancel(self, call: Call | RemoteStream) -> None:
+        if isinstance(call, RemoteStream):
+            call = call.call
+        if not isinstance(call, Call):
+            raise TypeError(f"cancel() takes a call made through a handle, not {type(call).__name__}")
+        process = calling_process(self)
+        process.system.cancel_call(process, call)
+
+    def _lane(self, process: ActorProcess) -> Lane | None:
+        return None
+
+    def __getattr__(self, name: str) -> Sender:
+        # Underscored names first: while unpickling, `_methods` itself is looked up here.
+        method = None if name.startswith("_") else self._methods.get(name)
+        if method is None:
+            raise AttributeError(f"{name!r} is no remote method (public `async def`) of actor {object.__repr__(self)}")
+        sender = Sender(self, method)
+        if type(self) is ActorRef:
+            # Found directly from the second time on. The sender holds a twin, for a cycle would outlive its last use.
+            sender.ref = ActorRef(self._name, self._incarnation, self._methods)
+            self.__dict__[name] = sender
+        return sender
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, ActorRef):
+            return NotImplemented
+        return self._name == other._name and self._incarnation == other._incarnation
+
+    def __hash__(self) -> int:
+        # Not hash(str), which differs from process to process and would order sets of handles differently.
+        return zlib.crc32(self._name.encode()) * 1_000_003 + self._incarnation
+
+    def __repr__(self) -> str:
+        return f"<handle {self._name}/{self._incarnation}>"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _arrive, (self._name, self._incarnation, False)
+
+
+class OrderedRef(ActorRef):
+    """A view whose calls start in the order in which they were made."""
+
+    def __init__(self, name: str, incarnation: int, methods: dict[str, Method]) -> None:
+        super().__init__(name, incarnation, methods)
+        self._lanes: dict[str, Lane] = {}
+
+    def _lane(self, process: ActorProcess) -> Lane:
+        lane = self._lanes.get(process.id)
+        if lane is None:
+            lane = self._lanes[process.id] = Lane()
+        return lane
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _arrive, (self._name, self._incarnation, True)
+
+
+def _arrive(name: str, incarnation: int, ordered: bool) -> ActorRef:
+    """A handle that arrives in this process. Its copy of an ordered view begins a sequence of its own."""
+    backend = getattr(_get_running_loop(), "seatrial_backend", None)
+    if backend is None:
+        raise RuntimeError(f"a handle of {name}/{incarnation} was deserialised outside of any actor")
+    ref: ActorRef = backend.process.system.ref(name, incarnation)
+    return ref.ordered() if ordered else ref
+
+
+class Sender:
+    """``handle.method``: calling it sends."""
+
+    __slots__ = ("ref", "method")
+
+    def __init__(self, ref: ActorRef, method: Method) -> None:
+        self.ref = ref
+        self.method = method
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        backend = getattr(_get_running_loop(), "seatrial_backend", None)
+        if backend is None:
+            calling_process(self.ref)  # raises
+        return backend.process.system.send_call(backend.process, self.ref, self.method, args, kwargs)
+
+
+def calling_process(ref: ActorRef) -> ActorProcess:
+    """The process that is running.
+
+    Raises:
+        RuntimeError: no actor is running.
+    """
+    backend = getattr(_get_running_loop(), "seatrial_backend", None)
+    if backend is None:
+        raise RuntimeError(f"{ref!r} was used outside of any actor or driver")
+    process: ActorProcess = backend.process
+    return process
+
+
+class Call:
+    """The ``Call`` port, and the envelope of its messages.
+
+    ``packed`` is what crosses; ``task``, ``waiting``, ``cancelled`` and ``answered`` are the callee's bookkeeping.
+    """
+
+    __slots__ = (
+        "caller",
+        "target",
+        "ref_name",
+        "ref_incarnation",
+        "spec",
+        "method",
+        "number",
+        "sent_id",
+        "sent_lc",
+        "background",
+        "packed",
+        "lane",
+        "position",
+        "task",
+        "waiting",
+        "cancelled",
+        "answered",
+        "done",
+        "reported",
+        "error",
+        "value",
+        "waiters",
+    )
+
+    http = False
+
+    def __init__(self, caller: ActorProcess, ref: ActorRef, spec: Method) -> None:
+        self.caller = caller
+        self.target: ActorProcess | None = None
+        self.ref_name = ref._name
+        self.ref_incarnation = ref._incarnation
+        self.spec = spec
+        self.method = spec.name
+        self.number = 0
+        self.sent_id = ""
+        self.sent_lc = 0
+        self.background = False
+        self.packed: Any = None
+        self.lane: Lane | None = None
+        self.position = 0
+        self.task: asyncio.Task[Any] | None = None
+        self.waiting = False
+        self.cancelled = False
+        self.answered = False
+        self.done = False
+        self.reported = False
+        self.error: BaseException | None = None
+        self.value: Any = None
+        self.waiters: list[asyncio.Future[None]] | None = None
+
+    def __repr__(self) -> str:
+        return f"<call {self.number} {self.ref_name}/{self.ref_incarnation}.{self.method}>"
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        if not self.done:
+            waiter: asyncio.Future[None] = asyncio.Future(loop=self.caller.loop)
+            if self.waiters is None:
+                self.waiters = [waiter]
+            else:
+                self.waiters.append(waiter)
+            try:
+                yield from waiter
+            except asyncio.CancelledError:
+                if self.waiters is not None and waiter in self.waiters:
+                    self.waiters.remove(waiter)
+                if not self.done:
+                    self.report("unknown", "CancelledError", None)
+                raise
+        if self.error is not None:
+            raise self.error
+        return self.value
+
+    # --- at the caller ---
+
+    def arrive(self, ok: bool, packed: Any, cause: str | None, lc: int) -> None:
+        """The answer reaches the caller's node."""
+        if not self.done:
+            self.caller.loop.deliver(self.settle, ok, packed, cause, lc)
+
+    def settle(self, ok: bool, packed: Any, cause: str | None, lc: int) -> None:
+        """The answer is read by the caller."""
+        if self.done:
+            return
+        caller = self.caller
+        if lc > caller.lc:
+            caller.lc = lc
+        try:
+            value = unpack(packed)
+        except Exception as error:
+            # The callee did its work; only what it said cannot be read here.
+            ok, value = False, SeatrialError(f"the answer of {self!r} cannot be read: {error}", outcome=Outcome.DONE)
+        if ok:
+            self.finish("done", "", cause, None, value)
+        else:
+            self.finish(value.outcome.value, type(value).__name__, cause, value, None)
+
+    def fail(self, error: SeatrialError, cause: str | None = None) -> None:
+        """End it at the caller with an error that the world made."""
+        if not self.done:
+            self.finish(error.outcome.value, type(error).__name__, cause, error, None)
+
+    def finish(self, outcome: str, name: str, cause: str | None, error: BaseException | None, value: Any) -> None:
+        self.caller.system.open_calls.pop(self.number, None)
+        if not self.reported:
+            self.report(outcome, name, cause)
+        self.done = True
+        self.error = error
+        self.value = value
+        waiters = self.waiters
+        if waiters is not None:
+            self.waiters = None
+            for waiter in waiters:
+                if not waiter.done():
+                    waiter.set_result(None)
+
+    def report(self, outcome: str, error: str, cause: str | None) -> None:
+        """Evidence of the end at the caller; the first end counts (an abandoned wait is one)."""
+        if not self.reported and self.number:
+            self.reported = True
+            self.caller.world.emit(
+                self.caller, "call.done", cause=cause, call=self.number, outcome=outcome, error=error
+            )
+
+    # --- what the network says ---
+
+    def lost(self, leg: int) -> None:
+        if leg == REQUEST and self.lane is not None and self.target is not None:
+            # The later calls of its view must not wait for one that never comes.
+            self.target.loop.deliver(self.target.pass_over, self)
+
+    def fail_now(self) -> None:
+        error = ConnectionLost(f"the connection broke during {self!r}")
+        self.caller.loop.deliver(self.fail, error)
+
+
+class RemoteStream:
+    """The async iterator of a remote async generator. A time-out around ``anext`` loses no item.
+
+    The generator runs from the moment of the call, ahead of its reader. ``aclose()`` (or ``contextlib.aclosing``) stops
+    it; merely leaving ``async for`` early does not.
+    """
+
+    __slots__ = ("call", "_items", "_early", "_next", "_length", "_waiter", "_closed")
+
+    def __init__(self, call: Call) -> None:
+        self.call = call
+        self._items: deque[Any] = deque()
+        self._early: dict[int, Any] = {}  # items that overtook others
+        self._next = 0
+        self._length: int | None = None
+        self._waiter: asyncio.Future[None] | None = None
+        self._closed = False
+
+    def __aiter__(self) -> RemoteStream:
+        return self
+
+    async def __anext__(self) -> Any:
+        if self._closed:
+            raise StopAsyncIteration
+        call = self.call
+        while not self._items:
+            if call.done and (self._length is None or self._next >= self._length):
+                self._closed = True
+                if call.error is not None:
+                    raise call.error
+                raise StopAsyncIteration
+            self._waiter = asyncio.Future(loop=call.caller.loop)
+            if call.waiters is None:
+                call.waiters = []
+            call.waiters.append(self._waiter)
+            try:
+                await self._waiter
+            finally:
+                if call.waiters is not None and self._waiter in call.waiters:
+                    call.waiters.remove(self._waiter)
+        return self._items.popleft()
+
+    async def aclose(self) -> None:
+        """Stop the generator in the callee, and read no more. Returns before the callee has stopped."""
+        if not self._closed:
+            self._closed = True
+            self._items.clear()
+            if not self.call.done:
+                self.call.caller.system.cancel_call(self.call.caller, self.call)
+                self.call.report("unknown", "CancelledError", None)
+
+    # --- from the network ---
+
+    def item_arrives(self, index: int, packed: Any, lc: int) -> None:
+        if not self._closed:
+            self.call.caller.loop.deliver(self._take, index, packed, lc)
+
+    def end_arrives(self, length: int, ok: bool, packed: Any, cause: str | None, lc: int) -> None:
+        self._length = length
+        self.call.arrive(ok, packed, cause, lc)
+
+    def _take(self, index: int, packed: Any, lc: int) -> None:
+        caller = self.call.caller
+        if lc > caller.lc:
+            caller.lc = lc
+        if self._closed:
+            return
+        self._early[index] = unpack(packed)
+        while self._next in self._early:
+            self._items.append(self._early.pop(self._next))
+            self._next += 1
+        if self._items and self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+
