@@ -44,19 +44,19 @@ class Birth:
 
     __slots__ = ("spec", "name", "spawner", "future", "asked", "settled", "letter", "sent_lc")
 
-    def __init__(self, spec: SpawnSpec, name: str, spawner: ActorProcess, letter: Letter) -> None:
+    def __init__(self, spec: SpawnSpec, name: str, spawner: ActorProcess | None, letter: Letter) -> None:
         self.spec = spec
         self.name = name
         self.spawner = spawner
-        self.future: asyncio.Future[ActorRef] = spawner.loop.create_future()
+        self.future: asyncio.Future[ActorRef] | None = None if spawner is None else spawner.loop.create_future()
         self.asked = False
         self.settled = False
         self.letter = letter
-        self.sent_lc = spawner.lc
+        self.sent_lc = 0 if spawner is None else spawner.lc
 
     def settle(self, ref: ActorRef | None, error: SeatrialError | None) -> None:
         """At the spawner."""
-        if self.future.done():
+        if self.future is None or self.future.done():
             return
         if error is not None:
             self.future.set_exception(error)
@@ -241,18 +241,43 @@ class ActorSystem:
         except BaseException:
             self._reserved.pop(name, None)
             raise
+        self._ask(birth, node)
+        assert birth.future is not None
+        return await birth.future
+
+    def _ask(self, birth: Birth, node: str) -> None:
         birth.asked = True
         self.world.clock.call_after(
             ns(self.timings.spawn_s), self._bear, birth, node, background=birth.letter.background
         )
-        return await birth.future
+
+    def restart_from_outside(self, name: str) -> None:
+        """Start the dead latest incarnation of a name again, as a supervisor outside of the world would, where it ran.
+
+        Raises:
+            NoSuchActor: there never was one.
+            NameTaken: a living process has the name.
+            PlacementError: its node or its placement group is gone.
+        """
+        old = self._processes.get(name)
+        if old is None or old.birth is None:
+            raise NoSuchActor(f"there never was an actor {name!r} that can be restarted")
+        if self._taken(name):
+            raise NameTaken(f"a living process is named {name!r}")
+        spec = old.birth.spec
+        if spec.placement is not None:
+            node = self.placement_table.node_of(spec.placement)
+        else:
+            node = self.cluster.choose(spec.node, old.node)
+        birth = self._reserved[name] = Birth(spec, name, None, Letter(self.network.next_number(), "spawn", False, ""))
+        self._ask(birth, node)
 
     def _letter(self, sender: ActorProcess, method: str) -> Letter:
         return Letter(self.network.next_number(), method, background.get(), f"{sender.prefix}{sender.n}")
 
     def _taken(self, name: str) -> bool:
         birth = self._reserved.get(name)
-        if birth is not None and (birth.asked or birth.spawner.alive):
+        if birth is not None and (birth.asked or (birth.spawner is not None and birth.spawner.alive)):
             return True
         process = self.world.processes.get(name)
         return process is not None and process.alive and not getattr(process, "declared_dead", False)
@@ -283,7 +308,7 @@ class ActorSystem:
         if spec.placement is not None:
             self.placement_table.enter(process, spec.placement)
         self.world.receive(process, birth.sent_lc)
-        process.context.run(cause.set, birth.letter.sent_id)
+        process.context.run(cause.set, birth.letter.sent_id or None)
         self.world.register(process, spec.cls.__qualname__)
         process.loop.deliver(process.context.copy().run, process.construct, birth)
 
@@ -326,6 +351,8 @@ class ActorSystem:
             return
         birth.settled = True
         spawner = birth.spawner
+        if spawner is None:
+            return
         if process is None:
             spawner.loop.deliver(birth.settle, ref, error)
             return

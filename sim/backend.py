@@ -55,7 +55,7 @@ class SimBackend:
         name: str,
         node: str | None = None,
         placement: Placement | None = None,
-        limits: Limits = Limits(),  # noqa: B008 - frozen, as in the port
+        limits: Limits = Limits(),
         **kwargs: Any,
     ) -> ActorHandle:
         await self.process.living()
@@ -135,7 +135,7 @@ def run_sim(body: Callable[[SimBackend], Awaitable[T]], *, time_limit_s: float |
 
     Args:
         time_limit_s: simulated time after which the run is stopped.
-        options: of ``sim.simulation.Simulation``: seed, nodes, gpus_per_node, recorder, explore, copy_always, timings, ...
+        options: of ``sim.simulation.Simulation``: seed, nodes, gpus_per_node, recorder, explore, copy_always, ...
 
     Raises:
         SimulationStopped: deadlock, livelock, or the time limit was reached; the report says who waits for whom.

@@ -14,10 +14,12 @@ import inspect
 import zlib
 from asyncio.events import _get_running_loop
 from collections import deque
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any, Final
 
+from protocol import ports
 from protocol.errors import ConnectionLost, Outcome, SeatrialError
+from protocol.ports import ActorHandle
 from sim.copying import unpack
 from sim.network import REQUEST
 
@@ -87,21 +89,20 @@ class ActorRef:
     def incarnation(self) -> int:
         return self._incarnation
 
-    def ordered(self) -> OrderedRef:
+    def ordered(self) -> ActorHandle:
         return OrderedRef(self._name, self._incarnation, self._methods)
 
-    def cancel(self, call: Call | RemoteStream) -> None:
-        if isinstance(call, RemoteStream):
-            call = call.call
-        if not isinstance(call, Call):
+    def cancel(self, call: ports.Call) -> None:
+        sent: Any = call.call if isinstance(call, RemoteStream) else call
+        if not isinstance(sent, Call):
             raise TypeError(f"cancel() takes a call made through a handle, not {type(call).__name__}")
         process = calling_process(self)
-        process.system.cancel_call(process, call)
+        process.system.cancel_call(process, sent)
 
     def _lane(self, process: ActorProcess) -> Lane | None:
         return None
 
-    def __getattr__(self, name: str) -> Sender:
+    def __getattr__(self, name: str) -> Callable[..., Any]:
         # Underscored names first: while unpickling, `_methods` itself is looked up here.
         method = None if name.startswith("_") else self._methods.get(name)
         if method is None:
@@ -152,7 +153,7 @@ def _arrive(name: str, incarnation: int, ordered: bool) -> ActorRef:
     if backend is None:
         raise RuntimeError(f"a handle of {name}/{incarnation} was deserialised outside of any actor")
     ref: ActorRef = backend.process.system.ref(name, incarnation)
-    return ref.ordered() if ordered else ref
+    return OrderedRef(name, incarnation, ref._methods) if ordered else ref
 
 
 class Sender:
@@ -165,10 +166,8 @@ class Sender:
         self.method = method
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        backend = getattr(_get_running_loop(), "seatrial_backend", None)
-        if backend is None:
-            calling_process(self.ref)  # raises
-        return backend.process.system.send_call(backend.process, self.ref, self.method, args, kwargs)
+        process = calling_process(self.ref)
+        return process.system.send_call(process, self.ref, self.method, args, kwargs)
 
 
 def calling_process(ref: ActorRef) -> ActorProcess:

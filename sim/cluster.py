@@ -1,8 +1,8 @@
 """Nodes with GPUs and CPUs, and what becomes of them.
 
-A node may be *lost* (its processes end at once, everybody else notices after the health time-out), or be *declared dead*
-while its processes act on: zombies. A node cut off from the head node for longer than the health time-out is one; when the
-link is repaired its processes are ended and it joins again, empty.
+A node may be *lost* (its processes end at once, everybody else notices after the health time-out), or be *declared
+dead* while its processes act on: zombies. A node cut off from the head node for longer than the health time-out is
+one; when the link is repaired its processes are ended and it joins again, empty.
 """
 
 from __future__ import annotations

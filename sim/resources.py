@@ -1,4 +1,4 @@
-"""Amounts of GPUs, CPUs and other resources, counted in ten-thousandths as Ray does, so that fractions add up exactly."""
+"""Amounts of GPUs, CPUs and other resources, in ten-thousandths as in Ray, so that fractions add up exactly."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One simulated world put together: kernel, network, cluster, actors, storage. ``sim.backend.run_sim`` runs a body in one."""
+"""One simulated world put together: kernel, network, cluster, actors, storage. ``run_sim`` runs a body in one."""
 
 from __future__ import annotations
 
