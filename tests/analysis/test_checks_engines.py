@@ -1,0 +1,254 @@
+"""Engine checks on hand-written histories: passing, failing, inconclusive."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.analysis.history import History
+
+
+def history() -> History:
+    h = History()
+    h.ready()
+    return h
+
+
+def weights(h: History, version: str, at: str = "e0/1", ok: bool = True, **fields: object) -> int:
+    fields.setdefault("weight_hash", f"hash-{version}")
+    return h("engine.weights", at=at, version=version, ok=ok, **fields).seq
+
+
+# --- served_version
+def test_spans_across_an_update_pass() -> None:
+    h = history()
+    h.sent("r1")
+    h.accepted("r1")
+    weights(h, "2")
+    h.finished("r1", spans=[["1", 0, 3, "hash-1"], ["2", 3, 8, "hash-2"]])
+    assert h.end().judged("served_version").result == "pass"
+
+
+def test_a_version_that_the_engine_never_had_fails() -> None:
+    h = history()
+    h.sent("r1")
+    h.accepted("r1")
+    made = h.finished("r1", version="7")
+    row = h.end().judged("served_version")
+    assert row.result == "fail" and made.seq in row.witness
+    assert "tokens 0 to 8 are said to be of version '7'" in row.explain
+
+
+def test_the_right_label_on_the_wrong_weights_fails() -> None:
+    h = history()
+    h.accepted("r1")
+    h.finished("r1", spans=[["1", 0, 8, "hash-0"]])
+    assert h.end().judged("served_version").result == "fail"
+
+
+def test_weights_replaced_before_the_request_came_cannot_be_its_own() -> None:
+    h = history()
+    changed = weights(h, "2")
+    h.sent("r1")
+    h.accepted("r1")
+    made = h.finished("r1", version="1")
+    row = h.end().judged("served_version")
+    assert (row.result, row.witness) == ("fail", (1, changed, made.seq))
+
+
+@pytest.mark.parametrize(
+    "spans",
+    [
+        [["1", 0, 3, "hash-1"], ["1", 4, 8, "hash-1"]],
+        [["1", 0, 5, "hash-1"], ["1", 4, 8, "hash-1"]],
+        [["1", 0, 7, "hash-1"]],
+        [["2", 0, 3, "hash-2"], ["1", 3, 8, "hash-1"]],
+        [],
+    ],
+    ids=["gap", "overlap", "short", "backwards", "none"],
+)
+def test_spans_that_do_not_add_up_fail(spans: list[list[object]]) -> None:
+    h = history()
+    h.sent("r1")
+    h.accepted("r1")
+    weights(h, "2")
+    h.finished("r1", spans=spans)
+    assert h.end().judged("served_version").result == "fail"
+
+
+def test_a_restarted_engine_does_not_inherit_weights() -> None:
+    h = history()
+    h("actor.died", at="e0/1", reason="killed")
+    h.ready(at="e0/2", version="0")
+    h.accepted("r1", at="e0/2")
+    h.finished("r1", at="e0/2", version="1")
+    assert h.end().judged("served_version").result == "fail"
+
+
+def test_no_tokens_are_inconclusive() -> None:
+    h = history()
+    h.accepted("r1")
+    h.finished("r1", tokens=0, spans=[])
+    assert h.end().judged("served_version").result == "inconclusive"
+
+
+# --- one_version_one_hash
+def test_one_version_with_two_hashes_fails() -> None:
+    h = history()
+    other = weights(h, "1", at="e1/1", weight_hash="torn")
+    row = h.end().judged("one_version_one_hash")
+    assert (row.result, row.witness) == ("fail", (1, other))
+
+
+def test_the_same_hash_on_two_engines_passes_and_none_is_inconclusive() -> None:
+    h = history()
+    h.ready(at="e1/1")
+    assert h.end().judged("one_version_one_hash").result == "pass"
+    assert History().end().judged("one_version_one_hash").result == "inconclusive"
+
+
+# --- no_stale_prefix
+def test_stale_prefix() -> None:
+    h = history()
+    h.finished("r1", cached_tokens=64)
+    assert h.end().judged("no_stale_prefix").result == "pass"
+    h = history()
+    stale = h.finished("r1", cached_tokens=64, stale_cached_tokens=16)
+    row = h.end().judged("no_stale_prefix")
+    assert (row.result, row.witness) == ("fail", (stale.seq,))
+    assert history().end().judged("no_stale_prefix").result == "inconclusive"
+
+
+# --- no_route_before_health
+def test_route_before_health_fails() -> None:
+    h = History()
+    early = h.accepted("r1")
+    h.ready()
+    row = h.end().judged("no_route_before_health")
+    assert (row.result, row.witness) == ("fail", (early.seq,))
+
+
+def test_a_new_process_must_become_ready_itself() -> None:
+    h = history()
+    h("actor.died", at="e0/1", reason="killed")
+    h.accepted("r1", at="e0/2")
+    assert h.end().judged("no_route_before_health").result == "fail"
+
+
+def test_probes_may_come_before_readiness() -> None:
+    h = History()
+    h.accepted("probe-1")
+    h.ready()
+    h.accepted("r1")
+    assert h.end().judged("no_route_before_health").result == "pass"
+
+
+def test_nothing_accepted_is_inconclusive() -> None:
+    assert history().end().judged("no_route_before_health").result == "inconclusive"
+
+
+# --- loaded_export_is_whole
+def written(h: History, path: str, sha256: str) -> None:
+    h("storage.written", path=path, sha256=sha256, writer="trainer")
+
+
+def read(h: History, path: str, sha256: str, reader: str = "e0") -> int:
+    return h("storage.read", path=path, sha256=sha256, reader=reader, at="e0/1").seq
+
+
+def test_a_whole_export_under_its_final_name_passes() -> None:
+    h = history()
+    written(h, "tmp-2/shard-0", "aa")
+    h("storage.renamed", old="tmp-2", new="v2")
+    read(h, "v2/shard-0", "aa")
+    weights(h, "2")
+    row = h.end().judged("loaded_export_is_whole")
+    assert (row.result, row.judged) == ("pass", 1)
+
+
+def test_serving_from_a_torn_file_fails() -> None:
+    h = history()
+    written(h, "v2/shard-0", "aa")
+    h("storage.torn", path="v2/shard-0", size=3, writer="trainer")
+    broken = read(h, "v2/shard-0", "a-piece")
+    loaded = weights(h, "2")
+    row = h.end().judged("loaded_export_is_whole")
+    assert (row.result, row.witness) == ("fail", (broken, loaded))
+
+
+def test_a_torn_file_that_was_read_and_refused_passes() -> None:
+    h = history()
+    h("storage.torn", path="v2/shard-0", size=3, writer="trainer")
+    read(h, "v2/shard-0", "a-piece")
+    weights(h, "1", ok=False)
+    assert h.end().judged("loaded_export_is_whole").result == "pass"
+
+
+def test_a_torn_file_read_by_another_process_is_not_the_engines() -> None:
+    h = history()
+    h("storage.torn", path="v2/shard-0", size=3, writer="trainer")
+    read(h, "v2/shard-0", "a-piece", reader="checkpoint-0")
+    weights(h, "2")
+    assert h.end().judged("loaded_export_is_whole").result == "pass"
+
+
+def test_nothing_read_is_inconclusive() -> None:
+    assert history().end().judged("loaded_export_is_whole").result == "inconclusive"
+
+
+# --- admin_once
+def attempt(h: History, number: int, outcome: str, route: str = "/pause_generation") -> int:
+    error = "" if outcome == "done" else "ReadTimeout"
+    return h(
+        "admin.attempt",
+        at="admin/1",
+        operation="op-1",
+        route=route,
+        target="e0",
+        attempt=number,
+        outcome=outcome,
+        error=error,
+    ).seq
+
+
+def post(h: History, at: str = "e0/1", route: str = "/pause_generation") -> int:
+    return h("engine.post", at=at, route=route, status=200, delivery="d").seq
+
+
+def test_posting_again_after_an_unknown_outcome_fails() -> None:
+    h = history()
+    post(h)
+    first = attempt(h, 1, "unknown")
+    second = post(h)
+    last = attempt(h, 2, "done")
+    row = h.end().judged("admin_once")
+    assert (row.result, row.witness) == ("fail", (first, second, last))
+
+
+def test_posting_again_after_not_done_passes() -> None:
+    h = history()
+    attempt(h, 1, "not_done")
+    post(h)
+    attempt(h, 2, "done")
+    assert h.end().judged("admin_once").result == "pass"
+
+
+def test_an_unknown_outcome_left_alone_passes() -> None:
+    h = history()
+    post(h)
+    attempt(h, 1, "unknown")
+    post(h, route="/continue_generation")
+    attempt(h, 1, "done", route="/continue_generation")
+    assert h.end().judged("admin_once").result == "pass"
+
+
+def test_a_new_process_of_the_target_may_be_asked_again() -> None:
+    h = history()
+    post(h, at="e0/1")
+    attempt(h, 1, "unknown")
+    post(h, at="e0/2")
+    attempt(h, 2, "done")
+    assert h.end().judged("admin_once").result == "pass"
+
+
+def test_no_attempt_is_inconclusive() -> None:
+    assert history().end().judged("admin_once").result == "inconclusive"

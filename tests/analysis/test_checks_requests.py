@@ -1,0 +1,282 @@
+"""Request checks on hand-written histories: passing, failing, inconclusive."""
+
+from __future__ import annotations
+
+from tests.analysis.history import History
+
+
+def history() -> History:
+    h = History()
+    h.ready()
+    return h
+
+
+# --- nothing_lost
+def test_nothing_lost_passes() -> None:
+    h = history()
+    h.served("r1")
+    row = h.end().judged("nothing_lost")
+    assert (row.result, row.judged, row.observed) == ("pass", 1, "1 sent, 1 ended")
+
+
+def test_a_request_that_never_ends_is_lost() -> None:
+    h = history()
+    sent = h.sent("r1")
+    row = h.end().judged("nothing_lost")
+    assert (row.result, row.witness) == ("fail", (sent.seq,))
+    assert row.explain == "request r1 was sent and never ended"
+
+
+def test_a_request_that_ends_twice_or_from_nowhere_fails() -> None:
+    h = history()
+    h.served("r1")
+    again = h.done("r1")
+    row = h.end().judged("nothing_lost")
+    assert (row.result, row.witness) == ("fail", (again.seq,))
+
+
+def test_ending_twice_is_seen_while_an_engine_still_runs_it() -> None:
+    h = history()
+    sent = h.sent("r1")
+    h.accepted("r1")
+    first = h.done("r1", outcome="unknown", status=0)
+    second = h.done("r1")
+    h.finished("r1")
+    assert h.end().judged("nothing_lost").witness == (sent.seq, first.seq, second.seq)
+
+
+def test_open_requests_of_a_cut_run_are_inconclusive() -> None:
+    h = history()
+    sent = h.sent("r1")
+    row = h.judged("nothing_lost")
+    assert (row.result, row.witness) == ("inconclusive", (sent.seq,))
+
+
+def test_open_requests_of_a_deadlock_are_lost() -> None:
+    h = history()
+    h.sent("r1")
+    assert h.end(reason="deadlock").judged("nothing_lost").result == "fail"
+
+
+def test_no_requests_at_all_are_inconclusive() -> None:
+    assert history().end().judged("nothing_lost").result == "inconclusive"
+
+
+# --- nothing_twice
+def test_an_idempotent_request_may_run_twice() -> None:
+    h = history()
+    h.sent("r1")
+    h.accepted("r1", at="e0/1")
+    h.accepted("r1", at="e1/1")
+    h.finished("r1", at="e0/1")
+    h.finished("r1", at="e1/1")
+    h.done("r1", at_engine="e1/1")
+    assert h.end().judged("nothing_twice").result == "pass"
+
+
+def test_a_non_idempotent_request_on_two_engines_fails() -> None:
+    h = history()
+    h.sent("r1", idempotent=False)
+    h.accepted("r1", at="e0/1")
+    h.accepted("r1", at="e1/1")
+    first = h.finished("r1", at="e0/1")
+    second = h.finished("r1", at="e1/1")
+    h.done("r1", at_engine="e1/1")
+    row = h.end().judged("nothing_twice")
+    assert (row.result, row.witness) == ("fail", (first.seq, second.seq))
+    assert "took effect on e0/1 and on e1/1" in row.explain
+
+
+def test_a_late_copy_after_the_answer_still_counts() -> None:
+    h = history()
+    h.sent("r1", idempotent=False)
+    h.accepted("r1", at="e0/1")
+    h.finished("r1", at="e0/1")
+    h.done("r1", at_engine="e0/1")
+    h.accepted("r1", at="e1/1")
+    h.finished("r1", at="e1/1")
+    assert h.end().judged("nothing_twice").result == "fail"
+
+
+def test_an_abort_without_tokens_is_no_effect() -> None:
+    h = history()
+    h.sent("r1", idempotent=False)
+    h.accepted("r1", at="e0/1")
+    h.finished("r1", at="e0/1", tokens=0, spans=[])
+    h.accepted("r1", at="e1/1")
+    h.finished("r1", at="e1/1")
+    h.done("r1", at_engine="e1/1")
+    assert h.end().judged("nothing_twice").result == "pass"
+
+
+def test_nothing_finished_is_inconclusive_for_nothing_twice() -> None:
+    h = history()
+    h.sent("r1")
+    assert h.judged("nothing_twice").result == "inconclusive"
+
+
+# --- answer_is_the_engines
+def test_an_answer_of_another_version_fails() -> None:
+    h = history()
+    h.sent("r1")
+    h.accepted("r1")
+    made = h.finished("r1", version="1")
+    told = h.done("r1", version="2")
+    row = h.end().judged("answer_is_the_engines")
+    assert (row.result, row.witness) == ("fail", (made.seq, told.seq))
+
+
+def test_an_answer_with_tokens_missing_fails() -> None:
+    h = history()
+    h.sent("r1")
+    h.accepted("r1")
+    h.finished("r1", tokens=8)
+    h.done("r1", tokens=7)
+    assert h.end().judged("answer_is_the_engines").result == "fail"
+
+
+def test_an_answer_that_no_engine_made_fails() -> None:
+    h = history()
+    sent = h.sent("r1")
+    told = h.done("r1", at_engine="e9/1")
+    row = h.end().judged("answer_is_the_engines")
+    assert (row.result, row.witness) == ("fail", (sent.seq, told.seq))
+
+
+def test_an_answer_without_a_replica_name_is_judged_by_any_engine() -> None:
+    h = history()
+    h.sent("r1")
+    h.accepted("r1")
+    h.finished("r1")
+    h.done("r1", at_engine="/0")
+    assert h.end().judged("answer_is_the_engines").result == "pass"
+
+
+def test_an_answer_survives_the_death_of_its_engine() -> None:
+    h = history()
+    h.sent("r1")
+    h.accepted("r1")
+    h.finished("r1")
+    h("actor.died", at="e0/1", reason="killed")
+    h.done("r1")
+    assert h.end().judged("answer_is_the_engines").result == "pass"
+
+
+def test_only_failures_are_inconclusive_for_answers() -> None:
+    h = history()
+    h.sent("r1")
+    h.done("r1", outcome="not_done", status=503)
+    assert h.end().judged("answer_is_the_engines").result == "inconclusive"
+
+
+# --- unexplained_failures
+def test_a_failure_without_a_fault_is_unexplained() -> None:
+    h = history()
+    sent = h.sent("r1")
+    failed = h.done("r1", outcome="unknown", status=0, error="ReadTimeout")
+    row = h.end().judged("unexplained_failures")
+    assert (row.result, row.witness) == ("fail", (sent.seq, failed.seq))
+    assert "ended unknown with status 0 (ReadTimeout) while no fault was on" in row.explain
+
+
+def test_a_failure_during_a_fault_is_explained() -> None:
+    h = history()
+    h.sent("r1")
+    h("fault.injected", fault=1, name="sigkill", target="e0")
+    h.done("r1", outcome="unknown", status=0)
+    row = h.end().judged("unexplained_failures")
+    assert row.result == "pass"
+    assert "1 sigkill on e0" in row.observed
+
+
+def test_the_shadow_of_a_fault_ends() -> None:
+    def run(ms: int) -> str:
+        h = history()
+        h("fault.injected", fault=1, name="sigkill", target="e0", ms=10)
+        h("fault.healed", fault=1, name="sigkill", target="e0", hits=1, ms=20)
+        h.sent("r1", ms=ms)
+        h.done("r1", outcome="unknown", status=0)
+        return h.end().judged("unexplained_failures", shadow_s=1).result
+
+    assert run(1019) == "pass"
+    assert run(1021) == "fail"
+
+
+def test_a_failure_before_the_fault_is_not_explained_by_it() -> None:
+    h = history()
+    h.sent("r1")
+    h.done("r1", outcome="not_done", status=503)
+    h("fault.injected", fault=1, name="sigkill", target="e0")
+    assert h.end().judged("unexplained_failures").result == "fail"
+
+
+def test_a_refusal_by_the_engine_explains_itself() -> None:
+    h = history()
+    h.sent("r1")
+    h("engine.refused", at="e0/1", request="r1", status=400, why="too long")
+    h.done("r1", outcome="not_done", status=400)
+    row = h.end().judged("unexplained_failures")
+    assert row.result == "pass" and "refused with 400" in row.observed
+
+
+def test_a_refusal_does_not_explain_another_status() -> None:
+    h = history()
+    h.sent("r1")
+    h("engine.refused", at="e0/1", request="r1", status=400, why="too long")
+    h.done("r1", outcome="not_done", status=503)
+    assert h.end().judged("unexplained_failures").result == "fail"
+
+
+def test_no_ended_request_is_inconclusive_for_failures() -> None:
+    h = history()
+    h.sent("r1")
+    assert h.judged("unexplained_failures").result == "inconclusive"
+
+
+# --- converges
+def healed(h: History) -> None:
+    h("fault.injected", fault=1, name="sigstop", target="e0")
+    h("fault.healed", fault=1, name="sigstop", target="e0", hits=1)
+    h("run.healed", faults=1, ms=100)
+
+
+def test_converges_in_time() -> None:
+    h = history()
+    h.sent("r1")
+    healed(h)
+    h.done("r1", ms=1000)
+    row = h.end().judged("converges", converge_within_s=1)
+    assert (row.result, row.judged) == ("pass", 2)
+
+
+def test_too_late_after_the_last_healing_fails() -> None:
+    h = history()
+    sent = h.sent("r1")
+    healed(h)
+    late = h.done("r1", ms=1101)
+    row = h.end().judged("converges", converge_within_s=1)
+    assert row.result == "fail"
+    assert set(row.witness) >= {sent.seq, late.seq}
+
+
+def test_still_open_long_after_the_healing_fails() -> None:
+    h = history()
+    h.sent("r1")
+    healed(h)
+    h("actor.spawned", at="x/1", cls="X", role="actor", ms=5000)
+    assert h.judged("converges", converge_within_s=1).result == "fail"
+
+
+def test_a_bound_missed_by_less_than_the_clock_error_is_inconclusive() -> None:
+    h = History(clock_error_ms=50)
+    h.sent("r1")
+    healed(h)
+    h.done("r1", ms=1130)
+    assert h.end().judged("converges", converge_within_s=1).result == "inconclusive"
+
+
+def test_faults_without_a_last_healing_are_inconclusive() -> None:
+    h = history()
+    h("fault.injected", fault=1, name="sigstop", target="e0")
+    h.served("r1")
+    assert h.end().judged("converges").result == "inconclusive"
