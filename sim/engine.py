@@ -251,10 +251,10 @@ class SimEngine:
             self._refuse(rid, prompt_tokens, output_tokens, done)
             return
         length = output_tokens
-        stops = False
         if not ignore_eos and eos_after is not None and eos_after < output_tokens:
-            length, stops = max(1, eos_after), True
-        request = Request(rid, prompt_tokens, length, output_tokens, stops, prefix_blocks or (), done, on_token, self.env.now)
+            length = max(1, eos_after)
+        request = Request(rid, prompt_tokens, length, output_tokens, ignore_eos, prefix_blocks or (), done, on_token,
+                          self.env.now)
         if self.paused:
             self._held.append(lambda: self._send(request))
         elif self._writers:
@@ -567,7 +567,7 @@ class SimEngine:
     def _do_health(self, _: None) -> None:
         scheduler = self.scheduler
         if not scheduler.running and not scheduler.waiting and scheduler.chunked is None:
-            scheduler.waiting.append(Request("HEALTH_CHECK", 1, 1, 1, False, (), None, None, self.env.now))
+            scheduler.waiting.append(Request("HEALTH_CHECK", 1, 1, 1, True, (), None, None, self.env.now))
 
     def _health_poll(self, began: int, done: Callable[[int], None]) -> None:
         self.scheduler.sync()

@@ -84,7 +84,7 @@ class EngineProfile:
                     "abort_poll_ns", "sigterm_poll_ns", "new_token_ratio_decay_steps"):
             if getattr(self, key) <= 0:
                 raise ProfileError(f"profile {self.name}: {key} must be positive, or time or work would stand still")
-        if self.kv_capacity_tokens <= self.context_length:
+        if self.kv_capacity_tokens <= self.context_length + 1:
             raise ProfileError(
                 f"profile {self.name}: kv_capacity ({self.kv_capacity_tokens} tokens) must exceed context_length "
                 f"({self.context_length} tokens), or one request could never finish; lower context_length"

@@ -92,7 +92,9 @@ class Scheduler:
         self._after_load: Callable[[], None] | None = None
         self._heap: list[tuple[int, int, Request]] = []
         self._joins = 0
-        self._remaining = 0  # sum over running requests of max_new minus output tokens, at ``decode_steps``
+        self._rest = 0  # sum over running requests of max_new minus output tokens, at ``decode_steps`` ...
+        self._rest_fixed = 0  # ... and over those with ignore_eos, ``_fixed`` in number
+        self._fixed = 0
         self._long = 0  # running requests whose reservation may be clipped
         self._streams = 0
         self._full = False
@@ -300,6 +302,8 @@ class Scheduler:
             slots = profile.max_running_requests - len(self.running) - len(batch)
             free = self._capacity - self.used_tokens
             reserved = self._reservation()
+            if chunked is not None and self.chunked is None:
+                reserved += min(chunked.max_new - chunked.tokens, _CLIP_NEW_TOKENS) + 1
             while waiting:
                 if slots <= 0:
                     self._full = True
@@ -323,7 +327,7 @@ class Scheduler:
                 new = request.max_new - request.tokens
                 if new > _CLIP_NEW_TOKENS:
                     new = _CLIP_NEW_TOKENS
-                refused = extend + new >= free - reserved
+                refused = extend + new + 1 >= free - reserved  # SGLang reserves one page more
                 if refused or (extend >= rem_input and batch):
                     if hits:
                         cache.unlock(node)
@@ -341,7 +345,7 @@ class Scheduler:
                 if size < extend:
                     self.chunked = request
                     break
-                reserved += new
+                reserved += new + 1
                 rem_input -= size
                 rem_chunk -= size
                 if rem_input <= 0 or rem_chunk <= 0:
@@ -369,15 +373,17 @@ class Scheduler:
 
     def _reservation(self) -> int:
         """Tokens that running requests are expected to need yet."""
-        if not self._long:
-            remaining = self._remaining
-        else:
+        fixed, hopeful = self._rest_fixed, self._rest - self._rest_fixed
+        if self._long:
+            fixed = hopeful = 0
             steps = self.decode_steps
-            remaining = sum(
-                min(request.max_new - request.tokens - steps + request.joined_at, _CLIP_NEW_TOKENS)
-                for request in self.running.values()
-            )
-        return remaining * self._ratio // 1_000_000
+            for request in self.running.values():
+                rest = min(request.max_new - request.tokens - steps + request.joined_at, _CLIP_NEW_TOKENS)
+                if request.fixed:
+                    fixed += rest
+                else:
+                    hopeful += rest
+        return fixed + hopeful * self._ratio // 1_000_000
 
     def _take(self, tokens: int) -> None:
         """Allocate KV memory, evicting cached blocks when there is no free memory."""
@@ -417,7 +423,7 @@ class Scheduler:
                     return
             if request.tokens >= request.output_tokens:
                 self._release(request)
-                self._end(request, request.tokens, "stop" if request.stops else "length")
+                self._end(request, request.tokens, "length" if request.tokens >= request.max_new else "stop")
                 if self.dead:
                     return
             else:
@@ -432,7 +438,11 @@ class Scheduler:
         self.running[request.seq] = request
         heappush(self._heap, (request.finish_at, request.seq, request))
         self.context_tokens += request.prompt_tokens + request.tokens
-        self._remaining += request.max_new - request.tokens
+        rest = request.max_new - request.tokens
+        self._rest += rest
+        if request.fixed:
+            self._rest_fixed += rest
+            self._fixed += 1
         if request.max_new > _CLIP_NEW_TOKENS:
             self._long += 1
         if request.on_token is not None:
@@ -471,7 +481,8 @@ class Scheduler:
         self.decode_steps = after
         self.context_tokens += tokens
         self.generated_tokens += tokens
-        self._remaining -= tokens
+        self._rest -= tokens
+        self._rest_fixed -= steps * self._fixed
         self.private_tokens += tokens
         short = self.private_tokens + self.cache.total_tokens - self._capacity
         if short > 0:
@@ -503,7 +514,7 @@ class Scheduler:
             _, seq, request = heappop(heap)
             if request.state == RUNNING and request.seq == seq:
                 self._leave(request)
-                self._end(request, request.tokens, "stop" if request.stops else "length")
+                self._end(request, request.tokens, "length" if request.tokens >= request.max_new else "stop")
 
     def _stream_tokens(self) -> None:
         for request in tuple(self.running.values()):
@@ -519,7 +530,11 @@ class Scheduler:
         request.private += made
         del self.running[request.seq]
         self.context_tokens -= request.prompt_tokens + request.tokens
-        self._remaining -= request.max_new - request.tokens
+        rest = request.max_new - request.tokens
+        self._rest -= rest
+        if request.fixed:
+            self._rest_fixed -= rest
+            self._fixed -= 1
         if request.max_new > _CLIP_NEW_TOKENS:
             self._long -= 1
         if request.on_token is not None:
@@ -593,7 +608,7 @@ class Scheduler:
                 break
         made = sum(r.tokens + steps - r.joined_at for r in self.running.values())
         limit = sum(r.max_new for r in self.running.values())
-        self._ratio = min(1_000_000, (made + _RETRACT_STEPS * len(self.running)) * 1_000_000 // max(1, limit))
+        self._ratio = min(1_000_000, (made + _RETRACT_STEPS * len(self.running)) * 1_000_000 // (limit + 1))
         self._no_decay = 1
 
     # --- weights ------------------------------------------------------------------------------------------------------

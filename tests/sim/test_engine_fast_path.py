@@ -121,7 +121,7 @@ def test_fixed_seeds_give_equal_logs(pressure: str, block: int) -> None:
     arrivals=st.lists(
         st.tuples(st.integers(0, 3_000_000_000), st.integers(1, 300), st.integers(1, 150)), min_size=1, max_size=25),
     base=st.integers(1, 5_000_000_000), context=st.integers(0, 3_000_000), intake=st.integers(1, 5_000_000),
-    capacity=st.integers(501, 3_000), reads=st.lists(st.integers(0, 5_000_000_000), max_size=5),
+    capacity=st.integers(502, 3_000), reads=st.lists(st.integers(0, 5_000_000_000), max_size=5),
 )
 def test_any_costs_and_arrivals_give_equal_logs(
     arrivals: list[tuple[int, int, int]], base: int, context: int, intake: int, capacity: int, reads: list[int]
