@@ -123,12 +123,12 @@ class _TimeChecked(_Substitute):
             self._gen = gen()
             next(self._gen)
 
-    def call_later(self, delay: float, callback: Any, *args: Any, context: Any = None) -> asyncio.TimerHandle:
+    def call_later(self, delay: float, callback: Any, *args: Any, context: Any = None) -> Any:  # type: ignore[override]
         timer = super().call_later(delay, callback, *args, context=context)
         self._timers.append(timer.when())
         return timer
 
-    def call_at(self, when: float, callback: Any, *args: Any, context: Any = None) -> asyncio.TimerHandle:
+    def call_at(self, when: float, callback: Any, *args: Any, context: Any = None) -> Any:  # type: ignore[override]
         timer = super().call_at(when, callback, *args, context=context)
         self._timers.append(timer.when())
         return timer
@@ -191,6 +191,9 @@ def substituted(counted: _Counted, modules: Sequence[types.ModuleType]) -> Itera
         def get_child_watcher(self) -> Any:
             raise NotImplementedError
 
+        def set_child_watcher(self, watcher: Any) -> None:
+            raise NotImplementedError
+
     with contextlib.ExitStack() as stack:
         for name in ("BaseEventLoop", "SelectorEventLoop", "EventLoop", "DefaultEventLoopPolicy"):
             if hasattr(asyncio, name):
@@ -200,7 +203,7 @@ def substituted(counted: _Counted, modules: Sequence[types.ModuleType]) -> Itera
         for module in modules:
             if isinstance(getattr(module, "time", None), types.ModuleType):
                 stack.enter_context(mock.patch.object(module, "time", _TestTime(module.time)))
-        policy = events._event_loop_policy
+        policy = vars(events)["_event_loop_policy"]
         asyncio.set_event_loop_policy(Policy())
         try:
             yield
@@ -261,8 +264,12 @@ class _Result(unittest.TestResult):
         self.failed.setdefault(test.id(), "unexpected success")
 
 
+class _Overdue(KeyboardInterrupt):
+    """A KeyboardInterrupt, for neither a task nor the loop catches that."""
+
+
 def _overdue(signum: int, frame: Any) -> None:
-    raise TimeoutError(f"the test ran for more than {_TEST_LIMIT_S:.0f} s")
+    raise _Overdue(f"the test ran for more than {_TEST_LIMIT_S:.0f} s")
 
 
 def _tests(suite: unittest.TestSuite) -> list[unittest.TestCase]:
@@ -294,7 +301,7 @@ def run_module(name: str, counted: _Counted, deviations: Sequence[Deviation] = D
             for test in tests:
                 try:
                     unittest.TestSuite([test]).run(result)
-                except KeyboardInterrupt:  # some tests raise it, and unittest lets it through
+                except (Exception, KeyboardInterrupt):  # from tearDown of the Runner, or raised by the test itself
                     result.addError(test, sys.exc_info())
                     result.stopTest(test)
             gc.collect()  # what is destroyed late complains here, not on the user's terminal
