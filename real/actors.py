@@ -18,19 +18,16 @@ import asyncio
 import collections
 import contextlib
 import dataclasses
-import inspect
 import os
 import pickle
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
-from ray import cloudpickle
-
 from protocol.errors import CallCancelled, portable
-from real.backend import ProcessIdentity, RealBackend, RunConfig
+from real.backend import RealBackend
 from real.handles import Header, Reply
-from real.registry import SpawnSpec
+from real.registry import ProcessIdentity, RunConfig, SpawnSpec
 
 _QUEUE_ITEMS = 1  # between the generator and Ray, which takes one item at a time
 
@@ -197,32 +194,3 @@ def _pass_on(sequence: _Sequence, position: int) -> None:
 
 def _cancelled(header: Header) -> CallCancelled:
     return CallCancelled(f"call of {header.method!r} was cancelled in the callee")
-
-
-def remote_methods(cls: type) -> tuple[frozenset[str], frozenset[str]]:
-    """The names of a class's remote methods: (calls, async generators).
-
-    Raises:
-        TypeError: a remote method has a name that a handle uses itself, so that it could never be called.
-    """
-    calls, streams = set(), set()
-    for name in dir(cls):
-        if name.startswith("_"):
-            continue
-        member: Callable[..., Any] = inspect.getattr_static(cls, name)
-        member = getattr(member, "__func__", member)
-        if inspect.isasyncgenfunction(member):
-            streams.add(name)
-        elif inspect.iscoroutinefunction(member):
-            calls.add(name)
-    hidden = sorted((calls | streams) & {"name", "incarnation", "ordered", "cancel"})
-    if hidden:
-        raise TypeError(f"{cls.__qualname__}.{hidden[0]}: a handle has a member of this name; rename the method")
-    return frozenset(calls), frozenset(streams)
-
-
-def pack(value: Any) -> tuple[bytes, tuple[bytes, ...]]:
-    """Pickle with buffers out of band: arrays come back read-only, as they do from Ray's own messages."""
-    buffers: list[Any] = []
-    payload = cloudpickle.dumps(value, protocol=5, buffer_callback=buffers.append)
-    return payload, tuple(buffer.raw().tobytes() for buffer in buffers)

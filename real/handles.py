@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from protocol import ports
 
 if TYPE_CHECKING:
-    from real.backend import RealBackend
+    from real.caller import Caller
 
 
 class Header(NamedTuple):
@@ -39,25 +39,25 @@ class RealHandle:
     """The ``ActorHandle`` port: an address, resolved to a Ray actor when it is first called.
 
     Args:
-        backend: of the process that holds the handle; it does not travel.
+        caller: of the process that holds the handle; it does not travel.
         calls: names of the remote methods; ``streams``: of the async generators.
     """
 
-    __slots__ = ("_backend", "_calls", "_sequence", "_streams", "incarnation", "name")
+    __slots__ = ("_caller", "_calls", "_sequence", "_streams", "incarnation", "name")
 
     name: str
     incarnation: int
 
     def __init__(
         self,
-        backend: RealBackend,
+        caller: Caller,
         name: str,
         incarnation: int,
         calls: frozenset[str],
         streams: frozenset[str],
         sequence: int | None = None,
     ) -> None:
-        self._backend = backend
+        self._caller = caller
         self.name = name
         self.incarnation = incarnation
         self._calls = calls
@@ -66,13 +66,13 @@ class RealHandle:
 
     def ordered(self) -> RealHandle:
         return RealHandle(
-            self._backend, self.name, self.incarnation, self._calls, self._streams, self._backend.next_number()
+            self._caller, self.name, self.incarnation, self._calls, self._streams, self._caller.next_number()
         )
 
     def cancel(self, call: ports.Call) -> None:
         if not isinstance(call, RealCall):
             raise TypeError(f"cancel() takes a call made through a handle, not {type(call).__name__}")
-        self._backend.cancel_call(self, call.number)
+        self._caller.cancel_call(self, call.number)
 
     def next_order(self) -> tuple[int, int] | None:
         if self._sequence is None:
@@ -84,9 +84,9 @@ class RealHandle:
         # Underscored names first: while unpickling, the slots that the test below reads are still empty.
         if not method.startswith("_"):
             if method in self._calls:
-                return functools.partial(self._backend.send, self, method)
+                return functools.partial(self._caller.send, self, method)
             if method in self._streams:
-                return functools.partial(self._backend.send_stream, self, method)
+                return functools.partial(self._caller.send_stream, self, method)
         raise AttributeError(f"{method!r} is no remote method (public `async def`) of actor {object.__repr__(self)}")
 
     def __eq__(self, other: object) -> bool:
@@ -108,7 +108,7 @@ class RealHandle:
 def _arrive(name: str, incarnation: int, calls: frozenset[str], streams: frozenset[str], ordered: bool) -> RealHandle:
     """A handle that arrives in this process; it speaks through this process's backend."""
     backend: Any = ports._process_backend[-1]
-    handle = RealHandle(backend, name, incarnation, calls, streams)
+    handle = RealHandle(backend.caller, name, incarnation, calls, streams)
     # Positions of a sequence cannot be shared by two processes; the copy begins one of its own.
     return handle.ordered() if ordered else handle
 

@@ -21,6 +21,27 @@ def ray_name(run: str, name: str, incarnation: int) -> str:
 
 
 @dataclasses.dataclass(frozen=True)
+class RunConfig:
+    """What every process of a run knows. ``folder`` takes its evidence; ``started_ns`` is its wall-clock start."""
+
+    run: str
+    folder: str
+    started_ns: int
+    python_path: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class ProcessIdentity:
+    """Who a process is. ``number`` is unique in the run; ids and call numbers are made from it."""
+
+    name: str
+    incarnation: int
+    number: int
+    calls: frozenset[str] = frozenset()
+    streams: frozenset[str] = frozenset()
+
+
+@dataclasses.dataclass(frozen=True)
 class SpawnSpec:
     """What it takes to start an actor, now and again.
 

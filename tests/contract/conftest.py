@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import os
 import pathlib
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any, TypeVar
@@ -16,6 +15,7 @@ from typing import Any, TypeVar
 import pytest
 
 from protocol.ports import Backend
+from tests.real.local_ray import local_ray
 
 T = TypeVar("T")
 
@@ -42,18 +42,8 @@ class Arm:
 @pytest.fixture(scope="session")
 def ray_session() -> Iterator[None]:
     """One local Ray for all tests: starting it takes five seconds, an actor a few tenths."""
-    os.environ["RAY_AUTH_MODE"] = "disabled"  # else it writes a token file under the home folder
-    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    root = str(pathlib.Path(__file__).resolve().parent.parent.parent)
-    path = os.environ.get("PYTHONPATH", "")
-    if root not in path.split(os.pathsep):
-        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [root, path]))
-    import ray
-
-    # CPUs are logical: an actor takes none, but Ray starts no more processes at once than there are.
-    ray.init(num_cpus=64, num_gpus=GPUS, include_dashboard=False, log_to_driver=False, configure_logging=False)
-    yield
-    ray.shutdown()
+    with local_ray(num_gpus=GPUS):
+        yield
 
 
 @pytest.fixture(params=["sim", pytest.param("real", marks=pytest.mark.ray)])

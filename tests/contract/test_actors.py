@@ -1018,7 +1018,7 @@ def test_class_from_outside_the_package_runs_unmodified(
 def test_deadlines_cross_as_durations(world: Arm) -> None:
     async def body(backend: Backend) -> None:
         worker = await backend.spawn(Worker, name="worker")
-        assert 0.2 <= await worker.wait_at_most(0.2) < 2.0
+        assert 0.199 <= await worker.wait_at_most(0.2) < 2.0  # a float clock may lose the last bits
         assert await worker.wait_at_most(-1.0) < 0.2  # already over
 
     world.run(body)

@@ -1,0 +1,37 @@
+"""Components of the tests of the real world."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+
+from protocol.ports import ActorHandle, backend
+
+
+class Claimant:
+    """Emits evidence, then does things."""
+
+    async def claim(self, n: int) -> int:
+        for i in range(n):
+            backend().emit("gateway.routable", replica=f"r-{i}", replica_inc=1)
+        return os.getpid()
+
+    async def claim_and_die(self, n: int) -> None:
+        await self.claim(n)
+        await backend().kill(backend().me)
+
+    async def claim_and_crash(self, n: int) -> None:
+        await self.claim(n)
+        backend().background(self._fail(), name="fails")
+        await asyncio.sleep(3600)
+
+    async def _fail(self) -> None:
+        raise RuntimeError("as planned")
+
+    async def pass_on(self, other: ActorHandle) -> None:
+        await self.claim(1)
+        await other.claim(1)
+        await self.claim(1)
+
+    async def leave(self) -> None:
+        raise SystemExit(3)
