@@ -54,7 +54,7 @@ def check_known(word: str, known: Any, what: str) -> str:
 # --- topology ---
 
 
-COMPONENTS = ("gateway", "health", "recovery", "exporter", "admin", "client", "trainer")
+COMPONENTS = ("gateway", "health", "recovery", "exporter", "admin", "trainer")
 """Names under ``components``: a class of the user's own in place of ours, ``module:Class``."""
 
 

@@ -1,4 +1,4 @@
-"""Reads BurstGPT's CSV: ``Timestamp`` (seconds), ``Request tokens``, ``Response tokens``; other columns are passed over.
+"""Reads BurstGPT's CSV: ``Timestamp`` (seconds), ``Request tokens``, ``Response tokens``; the rest is passed over.
 
 Zero response tokens mark requests that failed at the service; they are passed over and counted, as in every trace.
 ``Session ID`` (in the later releases) becomes the session.

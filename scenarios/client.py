@@ -1,0 +1,213 @@
+"""The client at the edge: sends a workload's requests to a gateway and records what became of each.
+
+An ordinary actor. ``request.sent`` and ``request.done`` are what most verdicts stand on, so a scenario cannot replace it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import pathlib
+from collections.abc import Callable, Iterator
+
+from protocol.errors import ActorDied, NoSuchActor, Outcome, SeatrialError
+from protocol.messages import GenerateRequest, GenerateResult, message
+from protocol.ports import ActorHandle, backend
+from scenarios.schema import WorkloadModel
+from scenarios.workloads.arrival import Arrival
+from scenarios.workloads.source import closed_loop, open_loop
+
+
+@message
+class ClientReport:
+    """What a client has done: requests sent, and how many of them were answered."""
+
+    sent: int
+    answered: int
+
+
+class _Open:
+    """A request under way."""
+
+    __slots__ = ("task", "patience_ends", "gave_up")
+
+    def __init__(self, task: asyncio.Task[bool], patience_ends: float) -> None:
+        self.task = task
+        self.patience_ends = patience_ends
+        self.gave_up = False
+
+
+class LoadClient:
+    """Sends one client's share of a workload. An actor.
+
+    Args:
+        workload: what to send; ``clients`` of them share it.
+        number: of the workload in the scenario.
+        share: which of the clients this is, from 0.
+        seed: of the draws.
+        trace: path of the trace file, where the workload is one.
+        gateway: handle of the gateway that this client talks to.
+    """
+
+    def __init__(
+        self, workload: WorkloadModel, number: int, share: int, seed: int, trace: str | None, gateway: ActorHandle
+    ) -> None:
+        self._workload = workload
+        self._number = number
+        self._share = share
+        self._seed = seed
+        self._trace = None if trace is None else pathlib.Path(trace)
+        self._gateway = gateway
+        self._open: dict[str, _Open] = {}  # in the order of sending, which is the order in which patience ends
+        self._patience: asyncio.TimerHandle | None = None
+        self._sent = 0
+        self._answered = 0
+
+    async def run(self) -> ClientReport:
+        """Send everything, wait for every answer, and report.
+
+        Raises:
+            BadInput (as RemoteError): a bad row in the trace.
+        """
+        from sim.random import Streams  # the draws are the same in both worlds
+
+        streams = Streams(self._seed)
+        prefix = f"workload.{self._number}."
+        stream = lambda name: streams.stream(prefix + name)  # noqa: E731
+        arrivals = self._workload.arrivals
+        if arrivals is not None and arrivals.closed_loop is not None:
+            sessions = range(self._share, arrivals.closed_loop.sessions, self._workload.clients)
+            async with asyncio.TaskGroup() as group:
+                for session in sessions:
+                    turns = closed_loop(self._workload, stream, session)
+                    group.create_task(self._session(turns, arrivals.closed_loop.think_s), name=f"session-{session}")
+        else:
+            await self._send_all(open_loop(self._workload, self._trace, stream, self._share))
+        return ClientReport(self._sent, self._answered)
+
+    async def _send_all(self, arrivals: Iterator[Arrival]) -> None:
+        """Open loop: each request at its time, whatever became of those before it."""
+        loop = asyncio.get_running_loop()
+        origin = loop.time()
+        for arrival in arrivals:
+            wait = origin + arrival.t_ns / 1e9 - loop.time()
+            if wait > 0:
+                await asyncio.sleep(wait)
+            self._begin(arrival)
+        while self._open:
+            await next(iter(self._open.values())).task
+
+    async def _session(self, turns: Iterator[Arrival], think_s: float) -> None:
+        """Closed loop: the next request follows the answer."""
+        loop = asyncio.get_running_loop()
+        for_s = self._workload.for_s
+        ends = None if for_s is None else loop.time() + for_s
+        for arrival in turns:
+            if ends is not None and loop.time() >= ends:
+                return
+            await self._begin(arrival)
+            if think_s:
+                await asyncio.sleep(think_s)
+
+    def _begin(self, arrival: Arrival) -> asyncio.Task[bool]:
+        workload = self._workload
+        request = GenerateRequest(
+            backend().new_id("req"),
+            arrival.prompt_tokens,
+            arrival.output_tokens,
+            workload.ignore_eos,
+            arrival.prefix_blocks,
+            arrival.session,
+            workload.idempotent,
+        )
+        loop = asyncio.get_running_loop()
+        name = request.request_id
+        task = loop.create_task(self._one(request), name=name)
+        self._open[name] = _Open(task, loop.time() + workload.patience_s)
+        task.add_done_callback(lambda _: self._open.pop(name, None))
+        if self._patience is None:
+            self._patience = loop.call_later(workload.patience_s, self._give_up)
+        return task
+
+    def _give_up(self) -> None:
+        """End the waits whose patience is over. One timer for all: the oldest request is the first of the open ones."""
+        loop = asyncio.get_running_loop()
+        self._patience = None
+        now = loop.time()
+        for waiting in self._open.values():
+            if waiting.patience_ends > now:
+                self._patience = loop.call_at(waiting.patience_ends, self._give_up)
+                return
+            waiting.gave_up = True
+            waiting.task.cancel()
+
+    async def _one(self, request: GenerateRequest) -> bool:
+        """Send one request; returns whether it was answered."""
+        name = request.request_id
+        emit = backend().emit
+        emit(
+            "request.sent",
+            request=name,
+            prompt_tokens=request.prompt_tokens,
+            max_new_tokens=request.max_new_tokens,
+            idempotent=request.idempotent,
+        )
+        self._sent += 1
+        try:
+            result = await self._generate(request)
+        except SeatrialError as error:
+            status = int(error.fields.get("status", 0))
+            attempts = int(error.fields.get("attempts", 0))
+            _record_failure(emit, name, error.outcome.value, status, type(error).__name__, attempts)
+            return False
+        except asyncio.CancelledError:
+            waiting = self._open.get(name)
+            if waiting is None or not waiting.gave_up:
+                raise
+            _record_failure(emit, name, Outcome.UNKNOWN.value, 0, "GaveUp", 0)
+            return False
+        emit(
+            "request.done",
+            request=name,
+            outcome=Outcome.DONE.value,
+            status=200,
+            error="",
+            completion_tokens=result.completion_tokens,
+            version=result.weight_version,
+            replica=result.engine,
+            replica_inc=result.engine_incarnation,
+            attempts=result.attempts,
+        )
+        self._answered += 1
+        return True
+
+    async def _generate(self, request: GenerateRequest) -> GenerateResult:
+        try:
+            result: GenerateResult = await self._gateway.generate(request)
+            return result
+        except ActorDied as error:
+            if error.outcome is not Outcome.NOT_DONE:
+                raise
+            # Nothing was sent: perhaps a new incarnation has the name.
+            try:
+                self._gateway = await backend().lookup(self._gateway.name)
+            except NoSuchActor:
+                raise error from None
+        again: GenerateResult = await self._gateway.generate(request)
+        return again
+
+
+def _record_failure(
+    emit: Callable[..., None], request: str, outcome: str, status: int, error: str, attempts: int
+) -> None:
+    emit(
+        "request.done",
+        request=request,
+        outcome=outcome,
+        status=status,
+        error=error,
+        completion_tokens=0,
+        version="",
+        replica="",
+        replica_inc=-1,
+        attempts=attempts,
+    )

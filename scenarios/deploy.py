@@ -1,0 +1,210 @@
+"""Puts a scenario's services up, waits for them, and takes them down. Runs in the driver, in either world."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Awaitable, Iterable
+from typing import Any
+
+from protocol.errors import NetworkError, SeatrialError
+from protocol.messages import EngineAddress
+from protocol.ports import ActorHandle, EngineSpec, backend
+from protocol.serving.admin import AdminClient
+from protocol.serving.gateway import Gateway
+from protocol.serving.health import HealthProber
+from protocol.serving.recovery import Recovery
+from protocol.training.checkpoint import Exporter
+from scenarios.client import LoadClient
+from scenarios.load import Scenario, load_class
+from scenarios.schema import ServiceModel, TopologyModel
+from scenarios.trainer import SyntheticTrainer
+
+_PROBE_S = 2.0
+_LONGEST_POLL_S = 4.0
+
+
+class DeployFailed(Exception):
+    """A service did not come up; the text says what was waited for."""
+
+
+@dataclasses.dataclass(slots=True)
+class Cell:
+    """A gateway with the replicas that it owns, their prober, their recovery and their admin client."""
+
+    gateway: ActorHandle
+    prober: ActorHandle
+    recovery: ActorHandle
+    admin: ActorHandle
+
+
+@dataclasses.dataclass(slots=True)
+class Service:
+    """A service that is up."""
+
+    name: str
+    cells: list[Cell]
+    exporter: ActorHandle
+    trainer: ActorHandle
+    replicas: list[str]
+
+
+def homes(topology: TopologyModel) -> dict[str, str]:
+    """Replica to node: nodes are filled in order, services in the order of the file."""
+    free = [float(topology.gpus_per_node)] * topology.nodes
+    placed: dict[str, str] = {}
+    for service, spec in topology.services.items():
+        for number in range(spec.initial_replicas):
+            fits = [node for node, gpus in enumerate(free) if gpus >= spec.gpus_per_replica - 1e-9]
+            node = fits[0] if spec.gpus_per_replica and fits else number % topology.nodes
+            free[node] -= spec.gpus_per_replica
+            placed[f"{service}-{number}"] = f"node-{node}"
+    return placed
+
+
+async def deploy(scenario: Scenario, ready_within_s: float) -> dict[str, Service]:
+    """Start every service and wait until all its replicas are routed to.
+
+    Raises:
+        DeployFailed: a replica was not ready in time.
+        SeatrialError: an actor could not be spawned.
+    """
+    placed = homes(scenario.model.topology)
+    services: dict[str, Service] = {}
+    for name, spec in scenario.model.topology.services.items():
+        services[name] = await _deploy_service(name, spec, placed, ready_within_s)
+    return services
+
+
+async def _deploy_service(name: str, spec: ServiceModel, placed: dict[str, str], ready_within_s: float) -> Service:
+    port = backend()
+    classes = {part: load_class(target, part) for part, target in spec.components.items()}
+    trainer = await port.spawn(classes.get("trainer", SyntheticTrainer), spec.weights, name=f"trainer-{name}")
+    exporter = await port.spawn(classes.get("exporter", Exporter), spec.export, trainer, name=f"exporter-{name}")
+    path = await exporter.export(spec.weights.version) if spec.weights.version is not None else ""
+    engine = EngineSpec(spec.engine, path, spec.gpus_per_replica)
+    replicas = [f"{name}-{number}" for number in range(spec.initial_replicas)]
+    addresses = [await port.engines.launch(engine, name=replica, node=placed[replica]) for replica in replicas]
+    nodes = await port.nodes()
+    cells = await asyncio.gather(
+        *(
+            _deploy_cell(
+                f"{name}-{number}", spec, classes, exporter, engine, placed, addresses[number :: spec.gateways],
+                nodes[number % len(nodes)], ready_within_s,
+            )
+            for number in range(spec.gateways)
+        )
+    )  # fmt: skip
+    return Service(name, cells, exporter, trainer, replicas)
+
+
+async def _deploy_cell(
+    suffix: str,
+    spec: ServiceModel,
+    classes: dict[str, type],
+    exporter: ActorHandle,
+    engine: EngineSpec,
+    placed: dict[str, str],
+    addresses: list[EngineAddress],
+    node: str,
+    ready_within_s: float,
+) -> Cell:
+    port = backend()
+    gateway = await port.spawn(classes.get("gateway", Gateway), spec.gateway, name=f"gateway-{suffix}", node=node)
+    own = tuple((address.name, placed[address.name]) for address in addresses)
+    recovery = await port.spawn(
+        classes.get("recovery", Recovery), spec.recovery, spec.admin, gateway, engine, own, exporter,
+        name=f"recovery-{suffix}", node=node,
+    )  # fmt: skip
+    await asyncio.gather(*(_admit(gateway, address, ready_within_s) for address in addresses))
+    prober = await port.spawn(
+        classes.get("health", HealthProber), spec.health, gateway, recovery, name=f"health-{suffix}", node=node
+    )
+    admin = await port.spawn(
+        classes.get("admin", AdminClient), spec.admin, gateway, prober, name=f"admin-{suffix}", node=node
+    )
+    return Cell(gateway, prober, recovery, admin)
+
+
+async def _admit(gateway: ActorHandle, address: EngineAddress, within_s: float) -> None:
+    """Wait for /ready of a replica, then have it routed to."""
+    client = backend().engines.client(address)
+    pause_s = 0.25
+    why = ""
+    try:
+        async with asyncio.timeout(within_s):
+            while True:
+                try:
+                    status, _ = await client.get("/ready", connect_timeout_s=_PROBE_S, read_timeout_s=_PROBE_S)
+                    if status == 200:
+                        break
+                    why = f"/ready answered {status}"
+                except NetworkError as error:
+                    why = str(error)
+                await asyncio.sleep(pause_s)
+                pause_s = min(pause_s * 2, _LONGEST_POLL_S)  # ten thousand replicas are polled here
+    except TimeoutError:
+        raise DeployFailed(f"{address.name} was not ready within {within_s:g} s: {why}") from None
+    await gateway.add_replica(address)
+
+
+async def spawn_clients(scenario: Scenario, services: dict[str, Service], seed: int) -> list[ActorHandle]:
+    """The client actors of every workload, not yet running."""
+    port = backend()
+    spawns = []
+    for number, workload in enumerate(scenario.model.workload):
+        trace = None if workload.trace is None else str(scenario.trace_path(workload.trace.file))
+        cells = services[workload.service].cells
+        for share in range(workload.clients):
+            cell = cells[share % len(cells)]
+            name = f"client-{workload.service}-{number}-{share}"
+            spawns.append(port.spawn(LoadClient, workload, number, share, seed, trace, cell.gateway, name=name))
+    return list(await asyncio.gather(*spawns))
+
+
+async def all_routable(services: Iterable[Service]) -> bool:
+    """Whether every replica of every gateway is routed to and no recovery is at work."""
+    for service in services:
+        for cell in service.cells:
+            for view in await _ask(cell.gateway, "engines", ()):
+                if not view.routable:
+                    return False
+            if await _ask(cell.recovery, "recovering", ()):
+                return False
+    return True
+
+
+async def _ask(handle: ActorHandle, method: str, default: Any) -> Any:
+    """Ask a component; one of the user's own need not have the method, and a dead one does not answer."""
+    asked = getattr(handle, method, None)
+    if asked is None:
+        return default
+    try:
+        async with asyncio.timeout(5.0):
+            return await asked()
+    except (SeatrialError, TimeoutError):
+        return default
+
+
+async def stop_components(services: Iterable[Service]) -> None:
+    """End the background work of every component."""
+    stops: list[Awaitable[Any]] = []
+    for service in services:
+        for cell in service.cells:
+            stops += [_ask(part, "stop", None) for part in (cell.prober, cell.admin, cell.recovery, cell.gateway)]
+        stops += [_ask(part, "stop", None) for part in (service.exporter, service.trainer)]
+    await asyncio.gather(*stops)
+
+
+async def take_down(services: Iterable[Service], clients: Iterable[ActorHandle]) -> None:
+    """End every process of the scenario."""
+    port = backend()
+    handles = list(clients)
+    for service in services:
+        for cell in service.cells:
+            handles += [cell.prober, cell.admin, cell.recovery, cell.gateway]
+        handles += [service.exporter, service.trainer]
+        for replica in service.replicas:
+            await port.engines.terminate(replica)
+    for handle in handles:
+        await port.kill(handle)

@@ -1,0 +1,120 @@
+"""The course of a run, as the driver sees it: deploy, send, heal, converge, take down. The same in both worlds."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from protocol.errors import SeatrialError
+from scenarios.client import ClientReport
+from scenarios.deploy import Service, all_routable, deploy, spawn_clients, stop_components, take_down
+from scenarios.faults import AdminParams, ExportParams
+from scenarios.injector import Injector
+from scenarios.load import Scenario
+
+_LOOK_S = 0.5
+
+
+class Stage(Protocol):
+    """What the course of a run needs of its world beside the Backend port."""
+
+    def held(self) -> list[str]:
+        """What is still open in the world, once everybody should be done: for people, one line each."""
+        ...
+
+    def report_leaks(self) -> None:
+        """Record a ``leak.found`` for each of ``held``."""
+        ...
+
+    def told_driver(self, listen: Callable[[str, Any], None]) -> None:
+        """From now on the injector's verbs go to ``listen(name, parameters)``, called in the driver."""
+        ...
+
+
+class Progress:
+    """How far a run is, for the progress bar; written by the driver, read by whoever shows it."""
+
+    __slots__ = ("phase", "sent")
+
+    def __init__(self) -> None:
+        self.phase = "deploy"
+        self.sent = 0
+
+
+async def conduct(
+    scenario: Scenario, seed: int, stage: Stage, injector: Injector, quiet: asyncio.Event, progress: Progress
+) -> tuple[ClientReport, ...]:
+    """Run a scenario from beginning to end.
+
+    Args:
+        scenario: what runs.
+        seed: of the workload's draws.
+        stage: the world beside the Backend.
+        injector: its steps begin with the workload.
+        quiet: set, in the driver's loop, whenever the injector has become quiet.
+        progress: kept current.
+
+    Raises:
+        DeployFailed: a service did not come up.
+    """
+    limits = scenario.model.limits
+    services = await deploy(scenario, limits.time_limit_s)
+    clients = await spawn_clients(scenario, services, seed)
+    verbs: dict[asyncio.Task[None], None] = {}
+
+    def listen(name: str, parameters: Any) -> None:
+        task = asyncio.get_running_loop().create_task(_verb(name, parameters, services), name=f"verb-{name}")
+        verbs[task] = None
+        task.add_done_callback(lambda done: verbs.pop(done, None))
+
+    stage.told_driver(listen)
+    progress.phase = "workload"
+    injector.begin()
+    reports = tuple(await asyncio.gather(*(client.run() for client in clients)))
+    progress.phase = "steps"
+    while not injector.quiet():
+        quiet.clear()
+        await quiet.wait()
+    injector.end()
+    progress.phase = "converge"
+    await asyncio.gather(*verbs)
+    await _until(lambda: all_routable(services.values()), limits.converge_within_s)
+    progress.phase = "shutdown"
+    await stop_components(services.values())
+    await _until(lambda: _nothing_held(stage), limits.converge_within_s)
+    stage.report_leaks()
+    await take_down(services.values(), clients)
+    return reports
+
+
+async def _until(reached: Callable[[], Any], within_s: float) -> None:
+    """Wait for a condition, for so long at most; that it was not reached is the judge's to say."""
+    loop = asyncio.get_running_loop()
+    ends = loop.time() + within_s
+    while not await reached() and loop.time() < ends:
+        await asyncio.sleep(_LOOK_S)
+
+
+async def _nothing_held(stage: Stage) -> bool:
+    return not stage.held()
+
+
+async def _verb(name: str, parameters: Any, services: dict[str, Service]) -> None:
+    try:
+        if isinstance(parameters, ExportParams):
+            await _service(parameters.service, services).exporter.export(parameters.version)
+        elif isinstance(parameters, AdminParams):
+            cells = _service(parameters.service, services).cells
+            if parameters.operation == "flush":
+                await asyncio.gather(*(cell.admin.flush_all() for cell in cells))
+            else:
+                await asyncio.gather(*(cell.admin.pause_round() for cell in cells))
+        else:
+            assert name == "note"  # it has been recorded with its step
+    except SeatrialError:  # under faults a verb may fail; its call.done has recorded how
+        return
+
+
+def _service(name: str | None, services: dict[str, Service]) -> Service:
+    return services[name] if name is not None else next(iter(services.values()))

@@ -1,0 +1,231 @@
+"""A scenario in the simulated world: puts the world together, is the injector's and the driver's port to it, runs it."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from protocol.evidence import Event
+from scenarios.deploy import DeployFailed
+from scenarios.injector import Aim, Injector, SeenReplica, StepRefused
+from scenarios.load import Scenario
+from scenarios.orchestrate import Progress, conduct
+from sim.clock import SimulationStopped
+from sim.fault_kinds import FaultRefused
+from sim.fault_kinds import Target as FaultTarget
+from sim.network import LinkSpec
+from sim.simulation import Simulation
+from sim.timings import Timings
+
+_SHORT = 400  # characters of a report that go into one event
+
+
+@dataclasses.dataclass(slots=True)
+class SimResult:
+    """How a simulated run ended. ``reason`` is that of run.finished."""
+
+    reason: str
+    detail: str
+    events: int
+    simulated_s: float
+    digest: str
+    refused: list[str]
+    """Steps that could not be done."""
+
+
+class SimStage:
+    """One scenario in one simulated world; a context manager.
+
+    Args:
+        scenario: what runs.
+        seed: of everything.
+        sinks: consumers of every event, such as the judge.
+        write: takes the encoded lines.
+        explore: draw orders and delays from the seed.
+        copy_always: copy declared immutable messages too.
+    """
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        seed: int,
+        *,
+        sinks: Iterable[Callable[[Event], None]] = (),
+        write: Callable[[bytes], object] | None = None,
+        explore: bool = False,
+        copy_always: bool = False,
+    ) -> None:
+        self.scenario = scenario
+        self.seed = seed
+        model = scenario.model
+        self.simulation = Simulation(
+            seed=seed,
+            nodes=model.topology.nodes,
+            gpus_per_node=model.topology.gpus_per_node,
+            sinks=sinks,
+            write=write,
+            explore=explore,
+            copy_always=copy_always,
+            timings=_timings(scenario),
+            costs_s=_costs(scenario),
+        )
+        self.world = self.simulation.world
+        self.progress = Progress()
+        self._born: dict[str, int] = {}
+        self._launches = 0
+        self._draws = self.world.stream("injector")
+        self._quiet = asyncio.Event()
+        self._listen: Callable[[str, Any], None] | None = None
+        simulation = self.simulation
+        self.engines = simulation.engines
+        for link in model.network.links:
+            spec = LinkSpec(link.latency_s, link.jitter_s, link.loss, link.reorder, 0.005, link.bandwidth_bytes_per_s)
+            simulation.network.set_link(link.source, link.target, spec)
+        simulation.storage.bandwidth = round(model.storage.bandwidth_bytes_per_s)
+        self.injector = Injector(scenario, self, self._now_quiet)
+        self.faults = simulation.faults
+        self.faults.on_idle = self.injector.look
+        self.world.hook("actor.spawned", self._see_birth)
+
+    def __enter__(self) -> SimStage:
+        self.simulation.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.simulation.__exit__(*error)
+
+    # --- the run ---
+
+    def run(self) -> SimResult:
+        """Run to the end. Call it once."""
+        world = self.world
+        world.observe(
+            "run.started", scenario=self.scenario.name, seed=self.seed, world="sim", clock_error_ns=0, schema=1
+        )
+        reason, detail = "completed", ""
+        try:
+            self.simulation.run(self._body, time_limit_s=self.scenario.model.limits.time_limit_s)
+        except SimulationStopped as stopped:
+            reason, detail = stopped.reason, stopped.report
+            self._report_waits()
+        except DeployFailed as failed:
+            reason, detail = "crash", str(failed)
+        except Exception as error:  # noqa: BLE001 - the driver's death is the run's end, and evidence
+            reason, detail = "crash", f"{type(error).__name__}: {error}"
+        world.observe("run.finished", reason=reason, detail=detail, events=world.seq)
+        return SimResult(reason, detail, world.seq, world.now_ns / 1e9, world.digest(), self.injector.refused)
+
+    async def _body(self, backend: Any) -> None:
+        await conduct(self.scenario, self.seed, self, self.injector, self._quiet, self.progress)
+
+    def _report_waits(self) -> None:
+        """Who waits for whom, from the calls that are open."""
+        calls = [call for call in self.simulation.system.open_calls.values() if not call.background]
+        for call in calls[:200]:
+            target = call.target.id if call.target is not None else "nobody"
+            self.world.observe(
+                "run.wait", waiter=call.caller.id, waits_for=f"{call.method} of {target}", should_wake=target
+            )
+
+    # --- Stage ---
+
+    def held(self) -> list[str]:
+        """Open calls and requests in engines."""
+        calls = self.simulation.system.open_calls.values()
+        open_calls = [
+            f"call {call.number} of {call.caller.id} to {call.method}"
+            for call in calls
+            if call.caller.role != "driver" and call.caller.alive and not call.background
+        ]
+        engines = [
+            f"{engine.in_flight} requests in {engine.id}"
+            for engine in self.engines.processes.values()
+            if engine.alive and engine.in_flight
+        ]
+        return open_calls + engines
+
+    def report_leaks(self) -> None:
+        for what in self.held():
+            self.world.observe("leak.found", what=what.split(" ", 1)[0], detail=what[:_SHORT])
+
+    def told_driver(self, listen: Callable[[str, Any], None]) -> None:
+        self._listen = listen
+
+    def _now_quiet(self) -> None:
+        self.simulation.driver.loop.deliver(self._quiet.set)
+
+    # --- InjectorPort ---
+
+    def now_ns(self) -> int:
+        return self.world.now_ns
+
+    def at(self, t_ns: int, fire: Callable[[], None]) -> None:
+        self.world.clock.call_at(t_ns, fire)
+
+    def hook(self, kind: str, see: Callable[[Event], None]) -> Callable[[], None]:
+        return self.world.hook(kind, see)
+
+    def observe(self, kind: str, **data: Any) -> None:
+        self.world.observe(kind, **data)
+
+    def replicas(self, service: str) -> Sequence[SeenReplica]:
+        prefix = f"{service}-"
+        return [
+            SeenReplica(name, engine.in_flight, self._born[engine.id])
+            for name, engine in self.engines.processes.items()
+            if name.startswith(prefix) and name[len(prefix) :].isdigit() and engine.alive and not engine.stopped
+        ]
+
+    def _see_birth(self, event: Event) -> None:
+        if event.data["role"] == "engine":
+            self._launches += 1
+            self._born[f"{event.actor}/{event.inc}"] = self._launches
+
+    def below(self, n: int) -> int:
+        return self._draws.below(n)
+
+    def inject(
+        self,
+        name: str,
+        aim: Aim,
+        params: dict[str, Any],
+        *,
+        must_hit: dict[str, dict[str, int]],
+        for_s: float | None,
+        transient: bool,
+    ) -> None:
+        target = FaultTarget(aim.name, aim.source, aim.destination, aim.prefix)
+        try:
+            self.faults.inject(name, target, params, must_hit=must_hit, for_s=for_s, transient=transient)
+        except FaultRefused as error:
+            raise StepRefused(str(error)) from error
+
+    def heal_all(self) -> None:
+        self.faults.heal_all()
+
+    def active(self) -> int:
+        return len(self.faults.active)
+
+    def verb(self, name: str, params: Any) -> None:
+        if self._listen is not None:
+            self.simulation.driver.loop.deliver(self._listen, name, params)
+
+
+def _timings(scenario: Scenario) -> Timings:
+    network = scenario.model.network
+    given = {
+        "link_latency_s": network.link_latency_s,
+        "loopback_latency_s": network.loopback_latency_s,
+    }
+    return Timings(**{name: value for name, value in given.items() if value is not None})
+
+
+def _costs(scenario: Scenario) -> dict[str, float]:
+    return {
+        f"gateway-{service}-{number}": spec.gateway_cost_s
+        for service, spec in scenario.model.topology.services.items()
+        if spec.gateway_cost_s is not None
+        for number in range(spec.gateways)
+    }
