@@ -35,6 +35,8 @@ class AdminResult:
 async def post_admin(client: EngineClient, route: str, body: dict[str, Any], config: AdminConfig) -> AdminReply:
     """One admin operation, with another attempt after a connect time-out only (``connect_attempts`` in all).
 
+    The reply may be one without ``success``: what that says of the effect, :func:`refusal` tells.
+
     Raises:
         ConnectTimeout, ConnectionRefused: *not done*. ReadTimeout, ConnectionLost: *unknown*, at once.
         HttpError: 4xx *not done*, 5xx *unknown*, at once.
@@ -55,8 +57,7 @@ async def post_admin(client: EngineClient, route: str, body: dict[str, Any], con
 async def post_update_weights(client: EngineClient, update: WeightUpdate, config: AdminConfig) -> AdminReply:
     """``POST /update_weights_from_disk``, with the retry rule and the errors of :func:`post_admin`.
 
-    A 4xx here is *unknown* as well: SGLang answers 400 to an update that it has made when the flush after it failed
-    (engines.md 3, weights).
+    A 4xx here is *unknown* as well, see :func:`refusal`.
     """
     try:
         return await _post(
@@ -83,22 +84,32 @@ async def _post(
         failure: SeatrialError | None = None
         try:
             reply = await send()
-        except SeatrialError as error:
-            failure = error
+            outcome, error = (Outcome.DONE, "") if reply.success else (refusal(route, reply.status), str(reply.status))
+        except SeatrialError as raised:
+            failure = raised
+            outcome, error = raised.outcome, type(raised).__name__
         port.emit(
             "admin.attempt",
             operation=operation,
             route=route,
             target=client.address.name,
             attempt=attempt,
-            outcome=Outcome.DONE.value if failure is None else failure.outcome.value,
-            error="" if failure is None else type(failure).__name__,
+            outcome=outcome.value,
+            error=error,
         )
         if failure is None:
             return reply
         if not isinstance(failure, ConnectTimeout) or attempt >= config.connect_attempts:
             raise failure
         await asyncio.sleep(config.connect_backoff_s)
+
+
+def refusal(route: str, status: int) -> Outcome:
+    """What an answer without success says of the effect: nothing (*unknown*) after a 5xx, and after a weight update.
+
+    SGLang answers 400 to an update that it has made when the flush after it failed (engines.md 3, weights).
+    """
+    return Outcome.UNKNOWN if route == UPDATE_WEIGHTS or status >= 500 else Outcome.NOT_DONE
 
 
 async def reported_weights(
@@ -217,8 +228,13 @@ class AdminClient:
             async with asyncio.timeout(self._config.read_timeout_s + self._config.reconcile_timeout_s):
                 while True:
                     try:
-                        await post_admin(client, route, body, self._config)
-                        return _result(address, route, Outcome.DONE, None)
+                        reply = await post_admin(client, route, body, self._config)
+                        if reply.success:
+                            return _result(address, route, Outcome.DONE, None)
+                        outcome = refusal(route, reply.status)
+                        last = HttpError(status=reply.status, body=reply.body, outcome=outcome)
+                        if outcome is Outcome.NOT_DONE:
+                            return _result(address, route, outcome, last)
                     except SeatrialError as error:
                         last = error
                         if error.outcome is not Outcome.UNKNOWN:

@@ -1,0 +1,67 @@
+"""No dead option: every field of a component's configuration is read by the protocol code."""
+
+from __future__ import annotations
+
+import ast
+import pathlib
+
+import pydantic
+import pytest
+
+import protocol
+from protocol import config
+from protocol.config import ComponentConfig, GatewayConfig, HealthConfig
+
+MODELS = sorted(
+    (m for m in vars(config).values() if isinstance(m, type) and issubclass(m, ComponentConfig) and m is not ComponentConfig),
+    key=lambda m: m.__name__,
+)
+# Where each component's configuration is read.
+READERS = {
+    "GatewayConfig": ("serving/gateway.py",),
+    "HealthConfig": ("serving/health.py",),
+    "AdminConfig": ("serving/admin.py", "serving/recovery.py"),
+    "RecoveryConfig": ("serving/recovery.py",),
+    "ExportConfig": ("training/checkpoint.py",),
+}
+
+
+def attributes_read(*files: str) -> set[str]:
+    """Names that are read as an attribute in these files of protocol/."""
+    root = pathlib.Path(protocol.__file__).parent
+    return {
+        node.attr
+        for file in files
+        for node in ast.walk(ast.parse((root / file).read_text(encoding="utf-8")))
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)
+    }
+
+
+@pytest.mark.parametrize("model", MODELS, ids=lambda m: m.__name__)
+def test_every_field_is_read(model: type[ComponentConfig]) -> None:
+    dead = set(model.model_fields) - attributes_read(*READERS[model.__name__])
+    assert not dead, f"{model.__name__}: nothing reads {sorted(dead)}"
+
+
+@pytest.mark.parametrize("model", MODELS, ids=lambda m: m.__name__)
+def test_times_have_their_unit_in_the_name(model: type[ComponentConfig]) -> None:
+    for name, field in model.model_fields.items():
+        assert field.annotation is not float or name.endswith("_s"), f"{model.__name__}.{name}"
+
+
+def test_an_unknown_key_is_refused_by_name() -> None:
+    with pytest.raises(pydantic.ValidationError, match="backof_s"):
+        GatewayConfig(backof_s=1)  # type: ignore[call-arg]
+
+
+def test_values_out_of_range_are_refused() -> None:
+    for bad in ({"attempts": 0}, {"backoff_s": -1}, {"read_timeout_s": 0}, {"read_timeout_s": float("inf")}):
+        with pytest.raises(pydantic.ValidationError):
+            GatewayConfig(**bad)  # type: ignore[arg-type]
+    with pytest.raises(pydantic.ValidationError):
+        HealthConfig(generate_timeout_s=5)  # /health_generate itself takes up to 20 s
+
+
+def test_a_configuration_does_not_change() -> None:
+    with pytest.raises(pydantic.ValidationError):
+        GatewayConfig().attempts = 5  # type: ignore[misc]
