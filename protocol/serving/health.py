@@ -38,7 +38,17 @@ _PROGRESS = (
 class _Watched:
     """What is known of one incarnation."""
 
-    __slots__ = ("address", "client", "failures", "healthy", "ill_since", "reported_at", "told", "busy")
+    __slots__ = (
+        "address",
+        "client",
+        "failures",
+        "healthy",
+        "ill_since",
+        "reported_at",
+        "told",
+        "looking",
+        "readmitting",
+    )
 
     def __init__(self, address: EngineAddress, client: EngineClient) -> None:
         self.address = address
@@ -50,8 +60,10 @@ class _Watched:
         self.reported_at: float | None = None
         self.told = True
         """The gateway has acknowledged the verdict."""
-        self.busy = False
+        self.looking = False
         """A longer look (stall check, readmission) is under way."""
+        self.readmitting = False
+        """The look asks /ready itself; the regular probe would count its failures twice."""
 
 
 class HealthProber:
@@ -131,15 +143,15 @@ class HealthProber:
     def _look(self, address: EngineAddress, look: Callable[[_Watched], Awaitable[None]]) -> None:
         """Start a longer look at a replica unless one is under way. It ends within its time-outs."""
         watched = self._watched.get((address.name, address.incarnation))
-        if watched is None or watched.busy:
+        if watched is None or watched.looking:
             return
-        watched.busy = True
+        watched.looking = True
 
         async def bounded() -> None:
             try:
                 await look(watched)
             finally:
-                watched.busy = False
+                watched.looking = False
 
         task = backend().background(bounded(), name=f"health-look-{address.name}")
         self._looks[task] = None
@@ -161,7 +173,7 @@ class HealthProber:
         return probe
 
     async def _probe(self, watched: _Watched) -> None:
-        if watched.busy:
+        if watched.readmitting:
             return
         why, refused = await self._ready(watched)
         if self._now() < self._held_until:
@@ -271,8 +283,12 @@ class HealthProber:
     # --- may it come back? ---
 
     async def _readmit(self, watched: _Watched) -> None:
-        why, refused = await self._ready(watched)
-        generates = await self._generates(watched) if not why else None
+        watched.readmitting = True
+        try:
+            why, refused = await self._ready(watched)
+            generates = await self._generates(watched) if not why else None
+        finally:
+            watched.readmitting = False
         if self._now() < self._held_until:
             return
         if generates is False:

@@ -65,7 +65,7 @@ def run(body: Callable[[FakeBackend], Coroutine[Any, Any, Any]], *, limit_s: flo
 
 
 class FakeHandle:
-    """Calls the object itself. ``fail_next``: errors that the next calls raise instead; ``lose_next``: never answered."""
+    """Calls the object itself. ``fail_next``: what the next calls raise instead; ``lose_next``: calls never answered."""
 
     def __init__(self, world: FakeBackend, name: str, incarnation: int, target: Any) -> None:
         self.name = name
@@ -440,7 +440,9 @@ class FakeBackend:
     def of(self, kind: str, **where: Any) -> list[dict[str, Any]]:
         """Data of the events of a kind whose fields are as given."""
         return [
-            e.data for e in self.events if e.kind == kind and all(e.data[field] == value for field, value in where.items())
+            e.data
+            for e in self.events
+            if e.kind == kind and all(e.data[field] == value for field, value in where.items())
         ]
 
     async def shut_down(self) -> None:

@@ -1,4 +1,4 @@
-"""Admin POSTs: only a connect time-out leads to another attempt; unknown outcomes are reconciled (serving.md 1.2, 1.5)."""
+"""Admin POSTs: another attempt after a connect time-out only; unknown outcomes are reconciled (serving.md 1.2, 1.5)."""
 
 from __future__ import annotations
 

@@ -13,7 +13,11 @@ from protocol import config
 from protocol.config import ComponentConfig, GatewayConfig, HealthConfig
 
 MODELS = sorted(
-    (m for m in vars(config).values() if isinstance(m, type) and issubclass(m, ComponentConfig) and m is not ComponentConfig),
+    (
+        m
+        for m in vars(config).values()
+        if isinstance(m, type) and issubclass(m, ComponentConfig) and m is not ComponentConfig
+    ),
     key=lambda m: m.__name__,
 )
 # Where each component's configuration is read.

@@ -386,7 +386,9 @@ def test_metrics_are_prometheus_text() -> None:
 
 STEPS = st.lists(
     st.one_of(
-        st.tuples(st.just("call"), st.sampled_from(["ok", "slow", "connect", "lost", "timeout", "400", "500"]), st.booleans()),
+        st.tuples(
+            st.just("call"), st.sampled_from(["ok", "slow", "connect", "lost", "timeout", "400", "500"]), st.booleans()
+        ),
         st.tuples(st.just("cancel"), st.integers(0, 20)),
         st.tuples(st.just("route"), st.integers(0, 3), st.booleans()),
         st.tuples(st.just("close"), st.integers(0, 3)),
@@ -469,7 +471,9 @@ def test_counts_are_never_negative_and_sum_to_the_open_calls(steps: list[tuple[A
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.lists(st.tuples(st.sampled_from(["add", "pick", "other", "done", "discard"]), st.integers(0, 30)), max_size=80))
+@given(
+    st.lists(st.tuples(st.sampled_from(["add", "pick", "other", "done", "discard"]), st.integers(0, 30)), max_size=80)
+)
 def test_a_pick_is_always_the_least_loaded(steps: list[tuple[str, int]]) -> None:
     picks = PickSet()
     members: list[Replica] = []
