@@ -65,7 +65,7 @@ def run(body: Callable[[FakeBackend], Coroutine[Any, Any, Any]], *, limit_s: flo
 
 
 class FakeHandle:
-    """Calls the object itself. ``fail_next``: what the next calls raise instead; ``lose_next``: calls never answered."""
+    """Calls the object itself. ``fail_next``: what the next calls raise instead; ``lose_next``: never answered."""
 
     def __init__(self, world: FakeBackend, name: str, incarnation: int, target: Any) -> None:
         self.name = name
