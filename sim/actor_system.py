@@ -470,7 +470,7 @@ class ActorSystem:
         return [
             f"{call!r} of {call.caller.id}, waiting for {call.ref_name}/{call.ref_incarnation}"
             for call in self.open_calls.values()
-            if call.waiters and not call.background
+            if call.awaited and not call.background
         ]
 
 

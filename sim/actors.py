@@ -165,7 +165,11 @@ class ActorProcess(Process):
 
     def request_arrives(self, call: Call) -> None:
         """From the network."""
-        self.loop.deliver(self._start, call, cost_ns=self.cost_ns)
+        loop = self.loop
+        if self.cost_ns or loop._blocked or loop._inbox or loop._io:
+            loop.deliver(self._start, call, cost_ns=self.cost_ns)
+        else:
+            self._start(call)  # nothing is ahead of it, and it runs no code of the actor's: that will be a task
 
     def _start(self, call: Call) -> None:
         if call.sent_lc > self.lc:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import zlib
-from asyncio.events import _get_running_loop
+from asyncio.events import _get_running_loop, _set_running_loop
 from collections import deque
 from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any, Final
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 from protocol import ports
 from protocol.errors import ConnectionLost, Outcome, SeatrialError
 from protocol.ports import ActorHandle
-from sim.copying import unpack
+from sim.copying import Packed, unpack
 from sim.network import REQUEST
 
 if TYPE_CHECKING:
@@ -186,59 +186,36 @@ def calling_process(ref: ActorRef) -> ActorProcess:
 class Call:
     """The ``Call`` port, and the envelope of its messages.
 
-    ``packed`` is what crosses; ``task``, ``waiting``, ``cancelled`` and ``answered`` are the callee's bookkeeping.
+    ``packed`` is what crosses; ``task``, ``waiting``, ``cancelled`` and ``answered`` are the callee's bookkeeping. What
+    most calls never set is a default of the class: a call is made for every message of a run.
     """
 
-    __slots__ = (
-        "caller",
-        "target",
-        "ref_name",
-        "ref_incarnation",
-        "spec",
-        "method",
-        "number",
-        "sent_id",
-        "sent_lc",
-        "background",
-        "packed",
-        "lane",
-        "position",
-        "task",
-        "waiting",
-        "cancelled",
-        "answered",
-        "done",
-        "reported",
-        "error",
-        "value",
-        "waiters",
-    )
-
     http = False
+    number = 0
+    sent_id = ""
+    sent_lc = 0
+    background = False
+    packed: Any = None
+    target: ActorProcess | None = None
+    lane: Lane | None = None
+    position = 0
+    task: asyncio.Task[Any] | None = None
+    waiting = False
+    cancelled = False
+    answered = False
+    done = False
+    reported = False
+    error: BaseException | None = None
+    value: Any = None
+    waiter: asyncio.Future[None] | None = None
+    more_waiters: list[asyncio.Future[None]] | None = None
 
     def __init__(self, caller: ActorProcess, ref: ActorRef, spec: Method) -> None:
         self.caller = caller
-        self.target: ActorProcess | None = None
         self.ref_name = ref._name
         self.ref_incarnation = ref._incarnation
         self.spec = spec
         self.method = spec.name
-        self.number = 0
-        self.sent_id = ""
-        self.sent_lc = 0
-        self.background = False
-        self.packed: Any = None
-        self.lane: Lane | None = None
-        self.position = 0
-        self.task: asyncio.Task[Any] | None = None
-        self.waiting = False
-        self.cancelled = False
-        self.answered = False
-        self.done = False
-        self.reported = False
-        self.error: BaseException | None = None
-        self.value: Any = None
-        self.waiters: list[asyncio.Future[None]] | None = None
 
     def __repr__(self) -> str:
         return f"<call {self.number} {self.ref_name}/{self.ref_incarnation}.{self.method}>"
@@ -246,15 +223,11 @@ class Call:
     def __await__(self) -> Generator[Any, None, Any]:
         if not self.done:
             waiter: asyncio.Future[None] = asyncio.Future(loop=self.caller.loop)
-            if self.waiters is None:
-                self.waiters = [waiter]
-            else:
-                self.waiters.append(waiter)
+            self.wait(waiter)
             try:
                 yield from waiter
             except asyncio.CancelledError:
-                if self.waiters is not None and waiter in self.waiters:
-                    self.waiters.remove(waiter)
+                self.unwait(waiter)
                 if not self.done:
                     self.report("unknown", "CancelledError", None)
                 raise
@@ -262,12 +235,40 @@ class Call:
             raise self.error
         return self.value
 
+    def wait(self, waiter: asyncio.Future[None]) -> None:
+        """Have a future set when the call is done."""
+        if self.waiter is None:
+            self.waiter = waiter
+        elif self.more_waiters is None:
+            self.more_waiters = [waiter]
+        else:
+            self.more_waiters.append(waiter)
+
+    def unwait(self, waiter: asyncio.Future[None]) -> None:
+        if self.waiter is waiter:
+            self.waiter = None
+        elif self.more_waiters is not None:
+            self.more_waiters = [other for other in self.more_waiters if other is not waiter]
+
+    @property
+    def awaited(self) -> bool:
+        return self.waiter is not None or bool(self.more_waiters)
+
     # --- at the caller ---
 
     def arrive(self, ok: bool, packed: Any, cause: str | None, lc: int) -> None:
         """The answer reaches the caller's node."""
-        if not self.done:
-            self.caller.loop.deliver(self.settle, ok, packed, cause, lc)
+        if self.done:
+            return
+        loop = self.caller.loop
+        if loop._blocked or loop._inbox or loop._io:
+            loop.deliver(self.settle, ok, packed, cause, lc)
+        else:
+            # Nothing is ahead of it: read it now, and save an iteration of the loop.
+            if type(packed) is Packed:
+                loop._kernel.current = loop  # a handle in it speaks for this actor
+                _set_running_loop(loop)
+            self.settle(ok, packed, cause, lc)
 
     def settle(self, ok: bool, packed: Any, cause: str | None, lc: int) -> None:
         """The answer is read by the caller."""
@@ -298,12 +299,14 @@ class Call:
         self.done = True
         self.error = error
         self.value = value
-        waiters = self.waiters
-        if waiters is not None:
-            self.waiters = None
-            for waiter in waiters:
+        waiter = self.waiter
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+        if self.more_waiters is not None:
+            for waiter in self.more_waiters:
                 if not waiter.done():
                     waiter.set_result(None)
+        self.waiter = self.more_waiters = None
 
     def report(self, outcome: str, error: str, cause: str | None) -> None:
         """Evidence of the end at the caller; the first end counts (an abandoned wait is one)."""
@@ -357,14 +360,11 @@ class RemoteStream:
                     raise call.error
                 raise StopAsyncIteration
             self._waiter = asyncio.Future(loop=call.caller.loop)
-            if call.waiters is None:
-                call.waiters = []
-            call.waiters.append(self._waiter)
+            call.wait(self._waiter)
             try:
                 await self._waiter
             finally:
-                if call.waiters is not None and self._waiter in call.waiters:
-                    call.waiters.remove(self._waiter)
+                call.unwait(self._waiter)
         return self._items.popleft()
 
     async def aclose(self) -> None:
