@@ -97,7 +97,7 @@ class ProcessFault(Fault):
             return {"in_flight": found.in_flight}
         key = (found.name, found.incarnation)
         calls = self.site.system.open_calls.values()
-        return {"in_flight": sum(1 for call in calls if (call.target.name, call.target.incarnation) == key)}
+        return {"in_flight": sum((call.ref_name, call.ref_incarnation) == key for call in calls)}
 
 
 class Sigkill(ProcessFault):

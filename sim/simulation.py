@@ -1,4 +1,7 @@
-"""One simulated world put together: kernel, network, cluster, actors, storage. ``run_sim`` runs a body in one."""
+"""One simulated world put together: kernel, network, cluster, actors, storage, engines, faults.
+
+``run_sim`` (sim.backend) runs a body in one.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,10 @@ from protocol.evidence import Event, Recorder
 from sim.actor_system import ActorSystem
 from sim.clock import SimulationStopped
 from sim.cluster import Cluster
+from sim.engine_client import EnginesPort
+from sim.engines import SharedEngines
+from sim.fault_kinds import Site
+from sim.faults import Faults
 from sim.loop import ActorLoop
 from sim.network import Network
 from sim.placement import PlacementGroupTable
@@ -35,6 +42,7 @@ class Simulation:
         costs_s: service cost of a message by actor name or class name, beside ``timings.call_cost_s``.
         drift_ppb: bound of the nodes' clock drift, parts per billion.
         wall_epoch_s: what wall clocks show at time 0.
+        fast_path: let engines skip ahead; results are equal without.
     """
 
     def __init__(
@@ -53,6 +61,7 @@ class Simulation:
         costs_s: Mapping[str, float] | None = None,
         drift_ppb: int = 0,
         wall_epoch_s: float = 1_700_000_000.0,
+        fast_path: bool = True,
     ) -> None:
         self.timings = Timings() if timings is None else timings
         self.world = World(
@@ -81,6 +90,13 @@ class Simulation:
         self.storage = SharedStorage(self.world)
         self.system.storage_of = lambda process: self.storage.port(process, process.loop)
         self.cluster.on_lost.append(self.storage.node_lost)
+        self.engines = SharedEngines(
+            self.world, self.network, self.storage, self.cluster, self.placement_table, fast_path=fast_path
+        )
+        self.system.engines_of = lambda process: EnginesPort(self.engines, process, process.loop)
+        self.faults = Faults(
+            Site(self.world, self.network, self.system, self.cluster, self.storage, self.engines)
+        )
         self.driver = self.system.driver(self.cluster.head)
         self.backend = self.driver.loop.seatrial_backend
         self._virtual = Virtual(
