@@ -26,6 +26,7 @@ LIVELOCK_CALLBACKS = 100_000
 
 _GC_STEPS = 100_000  # kernel steps between two collections of the young generations; part of what is replayed
 _GC_FULL = 25  # every how many of these the old generation is collected too
+_NEVER_NS = 1 << 80
 _STALL_CHECK_NS = 5_000_000_000
 _PROGRESS_GRAIN_NS = 1_000_000_000
 _PLAIN_CLOCK = NodeClock()
@@ -48,6 +49,7 @@ class Kernel:
         self.running = False
         self.callbacks = 0  # run so far, on any loop of this kernel
         self.steps = 0
+        self._instant_step = 0  # the first step of the present instant
         self.mix = 0  # rolling digest of (time, actor) of every iteration
         self.stall_ns = 900_000_000_000
         self.open_work: Callable[[], list[str]] = list
@@ -95,87 +97,97 @@ class Kernel:
     def _run(self, until: Callable[[], bool], until_ns: int | None) -> str:
         clock = self.clock
         queue: list[Any] = clock._queue
-        instant_entries = 0
-        while True:
-            while self._runnable:
+        limit_ns = _NEVER_NS if until_ns is None else until_ns
+        steps = self.steps
+        collect_at = steps - steps % _GC_STEPS + _GC_STEPS
+        try:
+            if until():
+                return "completed"
+            while True:
                 runnable = self._runnable
-                if len(runnable) == 1:
-                    loop = runnable.pop()
-                elif self.explore is not None:
-                    loop = runnable.pop(self.explore.below(len(runnable)))
-                else:
-                    # A round: everyone who is runnable now gets one turn, in creation order, before anyone gets two.
-                    self._runnable = []
-                    runnable.sort(key=_index)
-                    for loop in runnable:
-                        self._iterate(loop)
+                if runnable:
+                    if len(runnable) == 1:
+                        self._iterate(runnable.pop())
+                    elif self.explore is not None:
+                        self._iterate(runnable.pop(self.explore.below(len(runnable))))
+                    else:
+                        # A round: everyone who is runnable now gets one turn, in creation order, before anyone gets two.
+                        self._runnable = []
+                        runnable.sort(key=_index)
+                        for loop in runnable:
+                            self._iterate(loop)
                     if until():
                         return "completed"
                     continue
-                self._iterate(loop)
-                if until():
-                    return "completed"
-            if until():
-                return "completed"
-            if not queue:
-                raise SimulationStopped("deadlock", self.report("nothing is scheduled any more"))
-            t_ns = queue[0][0]
-            if until_ns is not None and t_ns > until_ns:
-                clock._now = until_ns
-                return "time_limit"
-            if t_ns != clock._now:
-                clock._now = t_ns
-                instant_entries = 0
-                if t_ns >= self._next_stall_check:
-                    self._check_stall(t_ns)
-            # Everything of this instant is taken before any actor runs, so that an actor's arrivals and timers of one
-            # instant meet in one iteration, as they would behind one select().
-            while queue and queue[0][0] == t_ns:
-                item = _heappop(queue)[3]
-                kind = type(item)
-                if kind is SimTimer:
-                    item._scheduled = False
-                    if item._cancelled:
-                        clock.cancelled -= 1
-                        continue
-                    loop = item._loop
-                    if loop.dead:
-                        continue
-                    if t_ns - self._last_progress > _PROGRESS_GRAIN_NS and not item._context.get(background, False):
+                if not queue:
+                    raise SimulationStopped("deadlock", self.report("nothing is scheduled any more"))
+                t_ns = queue[0][0]
+                if t_ns > limit_ns:
+                    clock._now = limit_ns
+                    return "time_limit"
+                if t_ns != clock._now:
+                    clock._now = t_ns
+                    self._instant_step = steps
+                    if t_ns >= self._next_stall_check:
+                        self._check_stall(t_ns)
+                kernel_ran = False
+                # Everything of this instant is taken before any actor runs, so that an actor's arrivals and timers of
+                # one instant meet in one iteration, as they would behind one select().
+                while True:
+                    item = _heappop(queue)[3]
+                    steps += 1
+                    kind = type(item)
+                    if kind is SimTimer:
+                        item._scheduled = False
+                        if item._cancelled:
+                            clock.cancelled -= 1
+                        else:
+                            loop = item._loop
+                            if not loop.dead:
+                                if t_ns - self._last_progress > _PROGRESS_GRAIN_NS:
+                                    if not item._context.get(background, False):
+                                        self._last_progress = t_ns
+                                loop._due.append(item)
+                                if not loop._queued and not loop._blocked:
+                                    loop._queued = True
+                                    self._runnable.append(loop)
+                    elif kind is Entry:
+                        fn = item.fn
+                        if fn is None:
+                            clock.cancelled -= 1
+                        else:
+                            if not item.background:
+                                self._last_progress = t_ns
+                            if self.current is not None:
+                                self.current = None
+                                _set_running(None)
+                            item.fn = None  # cancelling it later is nothing
+                            fn(*item.args)
+                            kernel_ran = True
+                    else:
+                        # A SimPy event: what simpy.Environment.step does with it.
                         self._last_progress = t_ns
-                    loop._due.append(item)
-                    if not loop._queued and not loop._blocked:
-                        loop._queued = True
-                        self._runnable.append(loop)
-                elif kind is Entry:
-                    fn = item.fn
-                    if fn is not None:
-                        if not item.background:
-                            self._last_progress = t_ns
                         if self.current is not None:
                             self.current = None
                             _set_running(None)
-                        item.fn = None  # cancelling it later is nothing
-                        fn(*item.args)
-                    else:
-                        clock.cancelled -= 1
-                else:
-                    # A SimPy event: what simpy.Environment.step does with it.
-                    if self.current is not None:
-                        self.current = None
-                        _set_running(None)
-                    callbacks, item.callbacks = item.callbacks, None
-                    for callback in callbacks:
-                        callback(item)
-                    if not item._ok and not hasattr(item, "_defused"):
-                        raise item._value
-                    self._last_progress = t_ns
-                self.steps += 1
-                if self.steps % _GC_STEPS == 0:
-                    self._collect()
-                instant_entries += 1
-                if instant_entries > 100 * LIVELOCK_CALLBACKS:
-                    raise SimulationStopped("livelock", f"{instant_entries} kernel events at {t_ns} ns")
+                        callbacks, item.callbacks = item.callbacks, None
+                        for callback in callbacks:
+                            callback(item)
+                        if not item._ok and not hasattr(item, "_defused"):
+                            raise item._value
+                        kernel_ran = True
+                    if steps >= collect_at:
+                        collect_at += _GC_STEPS
+                        self._collect(steps)
+                        if steps - self._instant_step > 100 * LIVELOCK_CALLBACKS:
+                            number = steps - self._instant_step
+                            raise SimulationStopped("livelock", f"{number} kernel events at {t_ns} ns")
+                    if not queue or queue[0][0] != t_ns:
+                        break
+                if kernel_ran and not self._runnable and until():
+                    return "completed"
+        finally:
+            self.steps = steps
 
     def _iterate(self, loop: ActorLoop) -> None:
         """One asyncio iteration of one actor."""
@@ -184,40 +196,32 @@ class Kernel:
             return
         ready = loop._ready
         todo = loop._todo
+        now = self.clock._now
         if not todo:
             if loop._io:
                 ready.extend(loop._io)
                 loop._io.clear()
-            if loop._due:
-                if self.explore is not None and len(loop._due) + len(ready) > 1 and self.explore.below(2):
-                    ready.extendleft(reversed(loop._due))  # a time-out may also win against the reply of its instant
+            due = loop._due
+            if due:
+                if self.explore is not None and len(due) + len(ready) > 1 and self.explore.below(2):
+                    ready.extendleft(reversed(due))  # a time-out may also win against the reply of its instant
                 else:
-                    ready.extend(loop._due)
-                loop._due.clear()
+                    ready.extend(due)
+                due.clear()
             todo = len(ready)
-            if not todo and loop._inbox:
-                # Idle, and messages wait: serve the first. Its handler runs when its cost has been paid.
-                cost_ns, handle = loop._inbox.popleft()
-                loop._serving = handle
-                if cost_ns:
-                    now = self.clock._now
-                    loop._busy_until = now + cost_ns
-                    loop._blocked = True
-                    self.clock.call_at(loop._busy_until, loop._free)
-                else:
-                    loop._io.append(handle)
-                    loop._serving = None
-                    loop._wake()
+            if not todo:
+                if loop._inbox:
+                    self._serve(loop)
                 return
-        now = self.clock._now
-        self.mix = (self.mix * 1_000_003 ^ now ^ (loop.index << 1)) & 0xFFFF_FFFF_FFFF_FFFF
+        self.mix = hash((self.mix, now, loop.index))  # of ints: the same in every process
+        self.callbacks += todo
         if loop._instant != now:
             loop._instant = now
-            loop._instant_callbacks = 0
-        loop._instant_callbacks += todo
-        if loop._instant_callbacks > LIVELOCK_CALLBACKS:
-            raise SimulationStopped("livelock", self._livelock_report(loop))
-        self.callbacks += todo
+            loop._instant_callbacks = todo
+        else:
+            loop._instant_callbacks += todo
+            if loop._instant_callbacks > LIVELOCK_CALLBACKS:
+                raise SimulationStopped("livelock", self._livelock_report(loop))
         trace = self.trace
         if self.current is not loop:
             # Left set until another actor or kernel code runs: most iterations follow one of the same actor.
@@ -239,18 +243,31 @@ class Kernel:
                     {"message": f"Exception in callback {handle._callback!r}", "exception": error, "handle": handle}
                 )
             if loop._blocked:
+                if loop.dead:
+                    return
                 break
-        if loop.dead:
-            return
         loop._todo = todo
-        if not loop._queued and not loop._blocked and (ready or loop._inbox or loop._io or loop._due):
+        if (ready or loop._inbox or loop._io or loop._due) and not loop._queued and not loop._blocked:
             loop._queued = True
             self._runnable.append(loop)
 
+    def _serve(self, loop: ActorLoop) -> None:
+        """Idle, and messages wait: serve the first. Its handler runs when its cost has been paid."""
+        cost_ns, handle = loop._inbox.popleft()
+        loop._serving = handle
+        if cost_ns:
+            loop._busy_until = self.clock._now + cost_ns
+            loop._blocked = True
+            self.clock.call_at(loop._busy_until, loop._free)
+        else:
+            loop._io.append(handle)
+            loop._serving = None
+            loop._wake()
+
     # --- housekeeping ---
 
-    def _collect(self) -> None:
-        rounds = self.steps // _GC_STEPS
+    def _collect(self, steps: int) -> None:
+        rounds = steps // _GC_STEPS
         gc.collect(2 if rounds % _GC_FULL == 0 else 1)
 
     def _check_stall(self, t_ns: int) -> None:
