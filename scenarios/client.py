@@ -1,6 +1,6 @@
 """The client at the edge: sends a workload's requests to a gateway and records what became of each.
 
-An ordinary actor. ``request.sent`` and ``request.done`` are what most verdicts stand on, so a scenario cannot replace it.
+An ordinary actor. ``request.sent`` and ``request.done`` are what most verdicts stand on: a scenario cannot replace it.
 """
 
 from __future__ import annotations

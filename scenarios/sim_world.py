@@ -1,4 +1,4 @@
-"""A scenario in the simulated world: puts the world together, is the injector's and the driver's port to it, runs it."""
+"""A scenario in the simulated world: puts the world together, is the port of injector and driver to it, runs it."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ class SimStage:
             self._report_waits()
         except DeployFailed as failed:
             reason, detail = "crash", str(failed)
-        except Exception as error:  # noqa: BLE001 - the driver's death is the run's end, and evidence
+        except Exception as error:  # the driver's death is the run's end, and evidence
             reason, detail = "crash", f"{type(error).__name__}: {error}"
         world.observe("run.finished", reason=reason, detail=detail, events=world.seq)
         return SimResult(reason, detail, world.seq, world.now_ns / 1e9, world.digest(), self.injector.refused)

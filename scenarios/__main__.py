@@ -1,0 +1,194 @@
+"""The command line: ``python -m scenarios`` (installed as ``seatrial``).
+
+Exit codes: 0 pass, 1 fail, 2 bad usage or input, 3 inconclusive (also: interrupted).
+"""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import sys
+from typing import Any
+
+import click
+
+from analysis.errors import BadInput
+from scenarios.console import Shell
+from scenarios.load import Scenario, catalog, load
+from scenarios.runner import default_directory, look_through_traces, preflight, repeat_command, run_in_sim
+
+INCONCLUSIVE = 3
+
+_SETS = click.option(
+    "--set", "changes", multiple=True, metavar="KEY=VALUE", help="Change a key, as in seed=3 or steps.0.at_s=5."
+)
+_JSON = click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
+_SEED = click.option("--seed", type=click.IntRange(0, 2**63 - 1), help="Instead of the scenario's own.")
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+def cli() -> None:
+    """Sea trials for the control plane of agentic RL post-training."""
+
+
+@cli.command("list")
+@_JSON
+def list_(as_json: bool) -> None:
+    """Name the scenarios of the catalog."""
+    shell = Shell(as_json)
+    scenarios = [load(path.stem) for path in catalog()]
+    width = max(len(scenario.name) for scenario in scenarios)
+    for scenario in scenarios:
+        shell.say(f"{scenario.name:<{width}}  {scenario.model.summary}")
+    shell.document([{"name": scenario.name, "summary": scenario.model.summary} for scenario in scenarios])
+
+
+@cli.command()
+@click.argument("scenario")
+@_SETS
+def show(scenario: str, changes: tuple[str, ...]) -> None:
+    """Print a scenario file (after --set)."""
+    click.echo(load(scenario, changes).text, nl=False)
+
+
+@cli.command()
+@click.argument("file")
+@_SETS
+@_JSON
+def validate(file: str, changes: tuple[str, ...], as_json: bool) -> None:
+    """Check a scenario file, and its traces to the last row."""
+    shell = Shell(as_json)
+    scenario = load(file, changes)
+    traces = look_through_traces(scenario)
+    for trace in traces:
+        passed = f", {trace.zero_output} rows without output tokens passed over" if trace.zero_output else ""
+        shell.say(f"{trace.file}: {trace.requests} requests over {trace.last_s:.1f} s{passed}")
+    shell.say(f"{scenario.source}: good")
+    shell.document({"file": scenario.source, "name": scenario.name, "sha256": scenario.sha256,
+                    "traces": [vars(trace) for trace in traces]})  # fmt: skip
+
+
+@cli.command()
+def schema() -> None:
+    """Print the JSON Schema of scenario files, for editors."""
+    from scenarios.json_schema import scenario_schema
+
+    click.echo(json.dumps(scenario_schema(), indent=2))
+
+
+@cli.command()
+@click.argument("scenario")
+@click.option("--backend", type=click.Choice(["sim", "real"]), required=True)
+@_SEED
+@click.option("--out", type=click.Path(path_type=pathlib.Path), help="The run directory to make; it must not exist.")
+@_SETS
+@_JSON
+@click.option("--no-report", is_flag=True, help="Leave out report.html and trace.json.")
+@click.option("--explore", is_flag=True, help="Draw orders and delays from the seed, as a sweep does.")
+def run(
+    scenario: str,
+    backend: Any,
+    seed: int | None,
+    out: pathlib.Path | None,
+    changes: tuple[str, ...],
+    as_json: bool,
+    no_report: bool,
+    explore: bool,
+) -> None:
+    """Run a scenario and judge it."""
+    shell = Shell(as_json)
+    checked = load(scenario, changes)
+    traces = preflight(checked, backend)
+    seed = checked.model.seed if seed is None else seed
+    repeat = repeat_command(scenario, seed, changes, explore)
+    out = default_directory(checked, backend, seed) if out is None else out
+    with shell.running(checked.name, _expected_s(checked, traces)) as watch:
+        ran = run_in_sim(checked, seed, out=out, repeat=repeat, explore=explore, report=not no_report, watch=watch)
+    shell.ran(checked, seed, ran, traces, repeat)
+    sys.exit(ran.verdict.exit_code)
+
+
+@cli.command()
+@click.argument("scenario")
+@_SEED
+@click.option("--seeds", type=click.IntRange(1), default=1, show_default=True, help="How many, from the first one on.")
+@click.option("--python", "pythons", multiple=True, metavar="PATH", help="Replay in this interpreter too.")
+@_SETS
+@_JSON
+def prove(
+    scenario: str, seed: int | None, seeds: int, pythons: tuple[str, ...], changes: tuple[str, ...], as_json: bool
+) -> None:
+    """Show that seeds replay bit for bit, in every way, or name the first divergence."""
+    from scenarios.prove import prove_scenario
+
+    shell = Shell(as_json)
+    checked = load(scenario, changes)
+    preflight(checked, "sim")
+    first = checked.model.seed if seed is None else seed
+    proof = prove_scenario(checked, first, seeds, pythons, shell.note)
+    for line in proof.lines():
+        shell.say(line)
+    shell.document(proof.as_json())
+    sys.exit(0 if proof.clean else 1)
+
+
+@cli.command()
+@click.argument("scenario")
+@_SEED
+@click.option("--seeds", type=click.IntRange(1), default=100, show_default=True)
+@click.option("--jobs", type=click.IntRange(1), default=1, show_default=True, help="Worker processes.")
+@click.option("--out", type=click.Path(path_type=pathlib.Path), help="Folder for run directories; it must not exist.")
+@click.option("--sample", type=click.IntRange(0), default=1, show_default=True, help="Passing seeds to keep as well.")
+@_SETS
+@_JSON
+def sweep(
+    scenario: str,
+    seed: int | None,
+    seeds: int,
+    jobs: int,
+    out: pathlib.Path | None,
+    sample: int,
+    changes: tuple[str, ...],
+    as_json: bool,
+) -> None:
+    """Run many seeds with drawn orders and delays; group what fails."""
+    from scenarios.sweep import sweep_scenario
+
+    shell = Shell(as_json)
+    checked = load(scenario, changes)
+    preflight(checked, "sim")
+    first = checked.model.seed if seed is None else seed
+    swept = sweep_scenario(
+        checked, scenario, first, seeds, jobs=jobs, out=out, sample=sample, changes=changes, shell=shell
+    )
+    for line in swept.lines():
+        shell.say(line)
+    shell.document(swept.as_json())
+    sys.exit(swept.exit_code)
+
+
+def _expected_s(scenario: Scenario, traces: list[Any]) -> float | None:
+    """About how long a run will be, in simulated seconds; None where nobody can say."""
+    lengths = [trace.last_s for trace in traces]
+    lengths += [workload.for_s for workload in scenario.model.workload if workload.for_s is not None]
+    return max(lengths, default=0.0) + 30.0 if lengths else None
+
+
+def main() -> None:
+    """The entry point: every refusal is one message and exit code 2."""
+    try:
+        code = cli.main(standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(2)
+    except BadInput as error:
+        click.echo(f"error: {error}", err=True)
+        sys.exit(2)
+    except (KeyboardInterrupt, click.Abort):
+        click.echo("interrupted; what was written so far is no verdict", err=True)
+        sys.exit(INCONCLUSIVE)
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+if __name__ == "__main__":
+    main()

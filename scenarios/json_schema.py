@@ -1,0 +1,38 @@
+"""The JSON Schema of scenario files, for editors: the models, and what goes under ``with`` for each verb."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from analysis.acceptance import acceptance_schema
+from protocol.evidence import KINDS
+from scenarios.faults import FAULTS, VERBS
+from scenarios.schema import SELECTORS, ScenarioModel
+
+
+def scenario_schema() -> dict[str, Any]:
+    """A JSON Schema (2020-12) that accepts what the models accept."""
+    schema = ScenarioModel.model_json_schema(by_alias=True)
+    schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
+    schema["title"] = "Seatrial scenario"
+    definitions = schema["$defs"]
+    step = definitions["StepModel"]
+    step["properties"]["do"]["enum"] = [*FAULTS, *VERBS]
+    step["allOf"] = [
+        {
+            "if": {"properties": {"do": {"const": name}}, "required": ["do"]},
+            "then": {"properties": {"with": _inline(model.model_json_schema(by_alias=True), definitions)}},
+        }
+        for name, model in {**FAULTS, **VERBS}.items()
+    ]
+    definitions["WhenModel"]["properties"]["event"]["enum"] = sorted(KINDS)
+    target = definitions["TargetModel"]
+    short = {"type": "string", "description": f"A selector ({', '.join(SELECTORS)}) or the name of a process."}
+    definitions["TargetModel"] = {"anyOf": [short, target]}
+    schema["properties"]["acceptance"]["items"] = acceptance_schema()
+    return schema
+
+
+def _inline(schema: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:
+    definitions.update(schema.pop("$defs", {}))
+    return schema

@@ -1,0 +1,243 @@
+"""Runs one scenario once: preregister, run, judge live, write the run directory.
+
+``run.json`` is written before the world exists. Events go to the file and to the judge as they happen; nothing here
+grows with the run.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import importlib.metadata
+import pathlib
+import platform
+import shlex
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Literal
+
+from analysis.errors import BadInput
+from analysis.rundir import Preregistered, RunDir, to_json, write_atomic, write_manifest, write_run_json
+from analysis.verdict import Judge, Verdict
+from scenarios.load import Scenario
+from scenarios.workloads.arrival import Counts
+from scenarios.workloads.source import read_trace
+
+if TYPE_CHECKING:
+    from scenarios.sim_world import SimResult, SimStage
+
+Backend = Literal["sim", "real"]
+Watch = Callable[["SimStage"], None]
+
+_PACKAGES = ("seatrial", "simpy", "numpy", "pydantic")
+
+
+@dataclasses.dataclass(frozen=True)
+class Ran:
+    """A run that has ended."""
+
+    verdict: Verdict
+    result: SimResult
+    directory: RunDir | None
+    wall_s: float
+
+
+@dataclasses.dataclass(frozen=True)
+class TraceFacts:
+    """What a look through a workload's trace has found, before the run."""
+
+    file: str
+    requests: int
+    last_s: float
+    zero_output: int
+    """Rows passed over because they have no output tokens."""
+
+
+def preregistered(scenario: Scenario) -> Preregistered:
+    """What the judge will hold the run to, fixed before it starts."""
+    model = scenario.model
+    return Preregistered(
+        acceptance=tuple(model.acceptance),
+        faults=len(model.fault_steps),
+        converge_within_s=model.limits.converge_within_s,
+        shadow_s=model.limits.shadow_s,
+    )
+
+
+def preflight(scenario: Scenario, backend: Backend) -> list[TraceFacts]:
+    """Everything that can be found wrong before anything is started or written.
+
+    Raises:
+        BadInput: the backend cannot do it, an engine profile is unknown, or a trace has a bad row.
+    """
+    if backend == "real":
+        raise BadInput("--backend real: this version runs scenarios in the simulated world only; use --backend sim")
+    from sim.profiles import ProfileError, load_profile
+
+    model = scenario.model
+    for step in model.fault_steps:
+        if step.fault is not None and backend not in step.fault.worlds:
+            raise BadInput(f"{scenario.source}: the {backend} world cannot do the fault {step.do!r}")
+    for name, service in model.topology.services.items():
+        place = f"{scenario.source}: topology.services.{name}"
+        try:
+            load_profile(service.engine)
+        except ProfileError as error:
+            raise BadInput(f"{place}.engine: {error}") from error
+        if service.recovery.export_prefix != service.export.prefix:
+            raise BadInput(
+                f"{place}: recovery.export_prefix ({service.recovery.export_prefix!r}) and export.prefix "
+                f"({service.export.prefix!r}) differ; recovery would never find an export"
+            )
+    prefixes = [service.export.prefix for service in model.topology.services.values()]
+    if len(set(prefixes)) < len(prefixes):
+        raise BadInput(f"{scenario.source}: topology.services: two services export under one prefix; set export.prefix")
+    return look_through_traces(scenario)
+
+
+def look_through_traces(scenario: Scenario) -> list[TraceFacts]:
+    """Read every trace of a scenario to its end, so that a bad row is found before the run. Raises BadInput."""
+    facts = []
+    for workload in scenario.model.workload:
+        if workload.trace is None:
+            continue
+        counts = Counts()
+        requests = 0
+        last_ns = 0
+        for arrival in read_trace(workload.trace, scenario.trace_path(workload.trace.file), counts):
+            requests += 1
+            last_ns = arrival.t_ns
+        facts.append(TraceFacts(workload.trace.file, requests, last_ns / 1e9, counts.zero_output))
+    return facts
+
+
+def repeat_command(name: str, seed: int, changes: Sequence[str], explore: bool) -> str:
+    """The command that repeats a run."""
+    words = ["python", "-m", "scenarios", "run", name, "--backend", "sim", "--seed", str(seed)]
+    for change in changes:
+        words += ["--set", change]
+    if explore:
+        words.append("--explore")
+    return shlex.join(words)
+
+
+def default_directory(scenario: Scenario, backend: Backend, seed: int) -> pathlib.Path:
+    """``runs/<scenario>-<backend>-<seed>``, with ``-2`` and so on where that exists."""
+    path = pathlib.Path("runs") / f"{scenario.name}-{backend}-{seed}"
+    number = 2
+    while path.exists():
+        path = path.with_name(f"{scenario.name}-{backend}-{seed}-{number}")
+        number += 1
+    return path
+
+
+class EvidenceFile:
+    """``events.jsonl`` while it is written: unbuffered, with its digest."""
+
+    def __init__(self, path: pathlib.Path) -> None:
+        try:
+            self._file = open(path, "xb", buffering=0)
+        except OSError as error:
+            raise BadInput(f"{path}: cannot be written ({error.strerror})") from error
+        self._path = path
+        self._digest = hashlib.sha256()
+
+    def write(self, data: bytes) -> None:
+        """Raises BadInput: the disk is full, or gone."""
+        view = memoryview(data)
+        try:
+            while view:
+                view = view[self._file.write(view) :]
+        except OSError as error:
+            raise BadInput(f"{self._path}: cannot be written ({error.strerror})") from error
+        self._digest.update(data)
+
+    def close(self) -> str:
+        """The SHA-256 of what was written."""
+        self._file.close()
+        return self._digest.hexdigest()
+
+
+def run_in_sim(
+    scenario: Scenario,
+    seed: int,
+    *,
+    out: pathlib.Path | None = None,
+    repeat: str = "",
+    explore: bool = False,
+    report: bool = True,
+    watch: Watch | None = None,
+) -> Ran:
+    """Run a scenario in the simulated world and judge it live.
+
+    Args:
+        scenario: checked, and past :func:`preflight`.
+        seed: of everything.
+        out: the run directory to make; None: nothing is written.
+        repeat: the command that repeats this run.
+        explore: draw orders and delays from the seed, as sweeps do.
+        report: write report.html and trace.json too.
+        watch: called some hundred events apart.
+
+    Raises:
+        BadInput: the folder exists or cannot be written.
+    """
+    from scenarios.sim_world import SimStage
+
+    begun = time.perf_counter()
+    thresholds = preregistered(scenario)
+    judge = Judge(thresholds)
+    directory = None
+    evidence = None
+    if out is not None:
+        directory = RunDir.create(out)
+        write_run_json(
+            directory,
+            scenario=scenario.name,
+            scenario_text=scenario.text,
+            seed=seed,
+            backend="sim",
+            versions=versions(),
+            preregistered=thresholds,
+            repeat=repeat,
+        )
+        evidence = EvidenceFile(directory.events)
+
+    def write(data: bytes) -> None:
+        if evidence is not None:
+            evidence.write(data)
+        if watch is not None:
+            watch(stage)
+
+    stage = SimStage(scenario, seed, sinks=[judge.feed], write=write, explore=explore)
+    try:
+        with stage:
+            result = stage.run()
+    finally:
+        digest = evidence.close() if evidence is not None else ""
+    verdict = judge.verdict()
+    if directory is not None:
+        _conclude(directory, verdict, digest, report)
+    return Ran(verdict, result, directory, time.perf_counter() - begun)
+
+
+def _conclude(directory: RunDir, verdict: Verdict, events_sha256: str, report: bool) -> None:
+    write_atomic(directory.verdict, to_json(verdict.as_json()))
+    if report:
+        from analysis.report import build_timeline, write_report
+        from analysis.trace import write_trace
+
+        write_report(directory, verdict, build_timeline(directory))
+        write_trace(directory)
+    write_manifest(directory, {directory.events.name: events_sha256})
+
+
+def versions() -> dict[str, str]:
+    """What a bit-exact replay depends on."""
+    found = {"python": platform.python_version()}
+    for package in _PACKAGES:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            found[package] = "source tree"
+    return found
