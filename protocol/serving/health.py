@@ -15,6 +15,7 @@ a stopped process that continues in time is readmitted (scaling.md 9).
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable
 
 from prometheus_client.parser import text_string_to_metric_families
@@ -278,7 +279,9 @@ class HealthProber:
                         found = True
         except (NetworkError, ValueError):
             return None
-        return tuple(totals.values()) if found else None
+        if not found or any(math.isnan(total) for total in totals.values()):
+            return None  # NaN equals nothing, so a wedge behind it would never be seen
+        return tuple(totals.values())
 
     # --- may it come back? ---
 

@@ -253,7 +253,7 @@ class Recovery:
 
     async def _validate(self, client: EngineClient, version: str, weight_hash: str) -> None:
         """Raises SeatrialError when the tokens of a short generation are not those of the weights that were loaded."""
-        request = GenerateRequest(backend().new_id("validate"), _PROMPT_TOKENS, self._config.validate_tokens)
+        request = GenerateRequest(backend().new_id("probe"), _PROMPT_TOKENS, self._config.validate_tokens)
         result = await client.generate(
             request,
             connect_timeout_s=self._config.probe_timeout_s,

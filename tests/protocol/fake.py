@@ -171,6 +171,7 @@ class FakeEngine:
     gets: list[str] = dataclasses.field(default_factory=list)
     generated: list[str] = dataclasses.field(default_factory=list)
     no_metrics: bool = False
+    nan_metrics: bool = False
     post_delay_s: float = 0.0
 
     @property
@@ -325,9 +326,10 @@ class FakeClient:
         if route == "/metrics":
             if engine.no_metrics:
                 return 404, ""
+            tokens = "NaN" if engine.nan_metrics else f"{engine.tokens}.0"
             return 200, (
                 "# TYPE sglang:generation_tokens counter\n"
-                f'sglang:generation_tokens_total{{model_name="m"}} {engine.tokens}.0\n'
+                f'sglang:generation_tokens_total{{model_name="m"}} {tokens}\n'
                 "# TYPE sglang:num_running_reqs gauge\n"
                 f'sglang:num_running_reqs{{model_name="m"}} {engine.running}.0\n'
             )

@@ -193,11 +193,12 @@ def test_a_long_generation_is_no_wedge() -> None:
 
 
 @pytest.mark.parametrize("wedged", [True, False])
-def test_without_counters_a_token_decides(wedged: bool) -> None:
+@pytest.mark.parametrize("page", ["no_metrics", "nan_metrics"])
+def test_without_counters_a_token_decides(wedged: bool, page: str) -> None:
     async def body(world: FakeBackend) -> None:
         one, two = await fleet(world, 2)
         made = await setup(world, (one, two))
-        one.no_metrics = True
+        setattr(one, page, True)
         one.wedged = wedged
         one.duration_s = 60.0
         call = asyncio.ensure_future(made.gateway.generate(GenerateRequest("r", 10, 4)))
@@ -238,9 +239,6 @@ def test_a_verdict_that_the_gateway_did_not_get_is_told_again() -> None:
         one, two = await fleet(world, 2)
         made = await setup(world, (one, two), call_timeout_s=2.0)
         await asyncio.sleep(5)
-
-        class Deaf(Exception):
-            pass
 
         target = made.gateway.target
         original, lost = target.set_routable, [ActorDied("x"), ActorDied("x")]
