@@ -6,13 +6,15 @@ all (a temporary file beside it, then a rename). Source: DESIGN.md, "Evidence an
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
 import pathlib
 import platform
 import sys
-from typing import Any, Literal
+from collections.abc import Iterator
+from typing import Any, BinaryIO, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -33,7 +35,7 @@ class Preregistered(BaseModel):
     acceptance: tuple[dict[str, dict[str, Any]], ...] = ()
     """The scenario's acceptance list: one ``{criterion: parameters}`` an entry (analysis/acceptance.py)."""
     required: tuple[str, ...] = ("run_finished", "no_anomalies", "no_leaks", "nothing_lost")
-    """Invariants that must have judged something, or the run is inconclusive."""
+    """Invariants that must have judged something, or the run is inconclusive. Others may find nothing to judge."""
     faults: int | None = None
     """Fault steps in the scenario; fewer injected make faults_hit inconclusive. None: not stated."""
     converge_within_s: float = Field(default=60.0, gt=0)
@@ -125,6 +127,8 @@ class RunDir:
 class JsonlWriter:
     """A Recorder that streams events to a file in chunks; memory does not grow with the run.
 
+    Where somebody else has encoded the lines already, ``write`` takes them as they are.
+
     Args:
         path: the file; must not exist.
         chunk: events held before they are written.
@@ -163,8 +167,12 @@ class JsonlWriter:
         if not lines:
             return
         data = "".join(lines).encode("ascii")
-        self.count += len(lines)
         lines.clear()
+        self.write(data)
+
+    def write(self, data: bytes) -> None:
+        """Append whole encoded lines."""
+        self.count += data.count(b"\n")
         view = memoryview(data)
         while view:
             view = view[self._file.write(view) :]
@@ -193,17 +201,29 @@ def write_atomic(path: pathlib.Path, content: str | bytes) -> None:
     Raises:
         BadInput: the folder cannot be written.
     """
-    data = content.encode() if isinstance(content, str) else content
+    with atomic_file(path) as file:
+        file.write(content.encode() if isinstance(content, str) else content)
+
+
+@contextlib.contextmanager
+def atomic_file(path: pathlib.Path) -> Iterator[BinaryIO]:
+    """A file that takes its name when the block ends well; otherwise nothing is left of it.
+
+    Raises:
+        BadInput: the folder cannot be written.
+    """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         with temporary.open("wb") as file:
-            file.write(data)
+            yield file
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
         raise BadInput(f"{path}: cannot be written ({error.strerror})") from error
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
 
 
 def to_json(value: Any) -> str:

@@ -139,9 +139,9 @@ class Judge:
 
     def _finish(self, check: Check) -> CheckResult:
         applicable = not check.needs or any(kind in self._dispatch for kind in check.needs)
-        required = check.group == "acceptance" or check.name in self.preregistered.required or applicable
-        if check.group == "acceptance":
-            applicable = True
+        asked_for = check.group == "acceptance"
+        required = asked_for or check.name in self.preregistered.required
+        applicable = applicable or asked_for
         raised = self._raised.get(check) or self._raised.get(self._ledger)
         if raised is None:
             try:
@@ -158,7 +158,7 @@ class Judge:
             judged=check.judged,
             witness=(),
             explain=raised,
-            required=required,
+            required=check.group != "claim",
             applicable=True,
         )
 

@@ -5,6 +5,7 @@ Source: DESIGN.md, "Evidence and verdicts".
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -38,6 +39,11 @@ class CheckResult(NamedTuple):
 
     def as_json(self) -> dict[str, Any]:
         return {**self._asdict(), "witness": list(self.witness)}
+
+
+def shown(value: Any) -> str:
+    """A ``json`` field as text: the same live (tuples, any order of keys) as read back from a file."""
+    return json.dumps(value, sort_keys=True)
 
 
 class Check:
@@ -100,7 +106,7 @@ class Check:
         return f"{self.violations} of {self.judged}"
 
     def finish(self, *, required: bool, applicable: bool) -> CheckResult:
-        """The row of the verdict."""
+        """The row of the verdict. A doubt makes the row required: what is undecided may not be passed over."""
         self.conclude()
         result: Result
         if self.violations:
@@ -115,7 +121,9 @@ class Check:
             explain = "nothing was judged" if applicable else absent
         else:
             result, explain, witness = "pass", "", []
-        return self.row(result, explain, tuple(witness[:WITNESSES]), required=required, applicable=applicable)
+        undecided = result == "inconclusive" and bool(self.violations or self.doubts)
+        seqs = tuple(witness[:WITNESSES])
+        return self.row(result, explain, seqs, required=required or undecided, applicable=applicable)
 
     def row(
         self, result: Result, explain: str, witness: tuple[int, ...] = (), *, required: bool, applicable: bool

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from analysis.checks.base import Check, Handler
+from analysis.checks.base import Check, Handler, shown
 from analysis.checks.ledger import Ledger, Process
 from protocol.evidence import Event
 
@@ -50,6 +50,9 @@ class ServedVersion(Check):
         if not tokens and not spans:
             return
         self.judged += 1
+        if not isinstance(spans, list | tuple):
+            self.violation(f"request {data['request']}: spans are {shown(spans)}, no list", event.seq)
+            return
         history = self._history.get((event.actor, event.inc))
         if history and len(spans) == 1:
             version, start, end, weight_hash = spans[0]
@@ -65,7 +68,9 @@ class ServedVersion(Check):
         position = 0
         for version, start, end, weight_hash in spans:
             if start != position or end < start:
-                self.violation(f"request {name}: spans {spans} have a gap or overlap at token {position}", event.seq)
+                self.violation(
+                    f"request {name}: spans {shown(spans)} have a gap or overlap at token {position}", event.seq
+                )
                 return
             position = end
             index = _find(history, (version, weight_hash), since)
@@ -81,7 +86,7 @@ class ServedVersion(Check):
             # Later spans are of the same or later weights.
             since = max(since, history[index][1])
         if position != tokens:
-            self.violation(f"request {name}: spans {spans} cover {position} of {tokens} tokens", event.seq)
+            self.violation(f"request {name}: spans {shown(spans)} cover {position} of {tokens} tokens", event.seq)
 
     def observed(self) -> str:
         return f"{self.violations} of {self.judged} runs with a wrong version"

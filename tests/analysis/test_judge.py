@@ -47,6 +47,17 @@ def test_a_required_check_that_judged_nothing_makes_the_run_inconclusive() -> No
     assert [row.name for row in verdict.failed()] == ["admin_once"]
 
 
+def test_what_finds_nothing_to_judge_decides_nothing_unless_it_is_required() -> None:
+    h = good()
+    end = h.events.pop()
+    h("actor.spawned", at="e0/1", role="engine")
+    h.end(reason=end.data["reason"])
+    row = h.judged("no_crash")
+    assert (row.applicable, row.result, row.required) == (True, "inconclusive", False)
+    assert h.verdict().result == "pass"
+    assert h.verdict(required=("no_crash",)).result == "inconclusive"
+
+
 def test_fail_outranks_inconclusive() -> None:
     h = History()
     h.sent("r1")

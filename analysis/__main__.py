@@ -1,0 +1,231 @@
+"""``python -m analysis``: verdicts, explanations, reports, traces and tables of run directories.
+
+Exit codes: 0 pass, 1 fail, 2 bad usage or input, 3 inconclusive.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import itertools
+import json
+import pathlib
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from analysis.errors import BadInput
+from analysis.explain import explain_check
+from analysis.outputs import require_unchanged, rewrite
+from analysis.reader import read_json
+from analysis.rundir import RunDir, atomic_file, write_atomic
+from analysis.schema import schema_page
+from analysis.sequence import as_svg, as_text
+from analysis.tables import TABLES, rows
+from analysis.verdict import BAD_INPUT, Verdict, differences, judge_run
+
+_COLOURS = {"pass": "green", "fail": "bold red", "inconclusive": "yellow"}
+RUN = click.argument("run", type=click.Path(path_type=pathlib.Path))
+
+
+class _Group(click.Group):
+    """Turns bad input into one clear message and exit code 2."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except BadInput as error:
+            click.echo(f"error: {error}", err=True)
+            ctx.exit(BAD_INPUT)
+
+
+@click.group(cls=_Group)
+def main() -> None:
+    """Reads what runs leave behind. RUN is a run directory."""
+
+
+@main.command()
+@RUN
+@click.option("--json", "as_json", is_flag=True, help="Print verdict.json as computed now.")
+def verdict(run: pathlib.Path, as_json: bool) -> None:
+    """Judge a run from its evidence alone, and compare with the verdict stored at its end."""
+    directory = RunDir.open(run)
+    unverified = require_unchanged(directory)
+    reached = judge_run(directory)
+    if as_json:
+        click.echo(json.dumps(reached.as_json(), indent=2, sort_keys=True))
+    else:
+        print_verdict(reached, directory.info().scenario)
+    for line in [unverified] if unverified else []:
+        click.echo(line, err=True)
+    if directory.verdict.is_file():
+        for line in differences(reached, read_json(directory.verdict)):
+            click.echo(f"differs from {directory.verdict}: {line}", err=True)
+    else:
+        click.echo(f"{directory.verdict} is missing; nothing to compare with", err=True)
+    sys.exit(reached.exit_code)
+
+
+@main.command()
+@RUN
+@click.option("--svg", type=click.Path(path_type=pathlib.Path, dir_okay=False), help="Draw it into this file as well.")
+@click.option("--check", "only", help="Explain this check, whatever its result.")
+def explain(run: pathlib.Path, svg: pathlib.Path | None, only: str | None) -> None:
+    """For each failed check: what happened around its witnesses, and who waited for whom."""
+    directory = RunDir.open(run)
+    require_unchanged(directory)
+    reached = judge_run(directory)
+    chosen = reached.failed()
+    if only is not None:
+        chosen = [row for row in reached.checks if row.name.partition("(")[0] == only or row.name == only]
+        if not chosen:
+            raise BadInput(
+                f"--check {only!r}: no such check; known are {', '.join(row.name for row in reached.checks)}"
+            )
+    explanations = [explain_check(directory, row) for row in chosen]
+    if reached.note:
+        click.echo(reached.note, err=True)
+    if not explanations:
+        click.echo("no check failed: nothing to explain (--check NAME shows any)")
+    click.echo("\n".join(as_text(one) for one in explanations), nl=False)
+    if svg is not None:
+        write_atomic(svg, as_svg(explanations))
+        click.echo(f"drawn: {svg}")
+    sys.exit(reached.exit_code)
+
+
+@main.command()
+@RUN
+def report(run: pathlib.Path) -> None:
+    """Write report.html anew from the evidence."""
+    directory = RunDir.open(run)
+    rewrite(directory, report=True)
+    click.echo(directory.report)
+
+
+@main.command()
+@RUN
+def trace(run: pathlib.Path) -> None:
+    """Write trace.json anew; open it at ui.perfetto.dev."""
+    directory = RunDir.open(run)
+    rewrite(directory, trace=True)
+    click.echo(directory.trace)
+
+
+@main.command()
+@RUN
+@click.option("--of", "name", type=click.Choice(TABLES), default="requests", show_default=True, help="Which table.")
+@click.option("--kind", help="With --of events: only this event kind.")
+@click.option(
+    "--rows", "limit", type=click.IntRange(min=1), default=40, show_default=True, help="Rows on the terminal."
+)
+@click.option("--csv", "csv_path", type=click.Path(path_type=pathlib.Path, dir_okay=False), help="Write all rows here.")
+def table(run: pathlib.Path, name: str, kind: str | None, limit: int, csv_path: pathlib.Path | None) -> None:
+    """Evidence as a table, on the terminal or as CSV."""
+    directory = RunDir.open(run)
+    require_unchanged(directory)
+    stream = rows(directory, name, kind)
+    if csv_path is not None:
+        click.echo(f"{_write_csv(csv_path, lambda: rows(directory, name, kind))} rows: {csv_path}")
+        return
+    shown = list(itertools.islice(stream, limit + 1))
+    columns = list(dict.fromkeys(key for row in shown for key in row))
+    out = Table(box=None, header_style="bold")
+    for column in columns:
+        out.add_column(column, overflow="fold")
+    for row in shown[:limit]:
+        out.add_row(*(Text(_cell(row.get(column))) for column in columns))
+    _console().print(out)
+    if len(shown) > limit:
+        click.echo(f"the first {limit} rows; --rows N shows more, --csv FILE writes all")
+
+
+@main.command()
+@click.option(
+    "--out",
+    type=click.Path(path_type=pathlib.Path, dir_okay=False),
+    default=pathlib.Path("docs/evidence.md"),
+    show_default=True,
+)
+@click.option("--check", is_flag=True, help="Write nothing; exit code 1 if the page is not current.")
+def schema(out: pathlib.Path, check: bool) -> None:
+    """Write the page that documents every event kind."""
+    page = schema_page()
+    if check:
+        current = out.is_file() and out.read_text(encoding="utf-8") == page
+        click.echo(f"{out}: {'current' if current else 'not current; run python -m analysis schema'}")
+        sys.exit(0 if current else 1)
+    write_atomic(out, page)
+    click.echo(out)
+
+
+@main.command()
+@click.option("--data", type=click.Path(path_type=pathlib.Path), help="Folder of recorded GPU runs.")
+@click.option(
+    "--out", type=click.Path(path_type=pathlib.Path, dir_okay=False), help="Profile to write; default: print it."
+)
+def calibrate(data: pathlib.Path | None, out: pathlib.Path | None) -> None:
+    """Fit an engine profile to recorded GPU runs and state its error."""
+    from analysis.calibrate import run_calibrate
+
+    sys.exit(run_calibrate(data, out))
+
+
+def print_verdict(reached: Verdict, scenario: str) -> None:
+    """The verdict as a table: what counts first, what does not apply in one line."""
+    out = Table(box=None, header_style="bold")
+    for column in ("check", "result", "observed", "judged", "witness"):
+        out.add_column(column, overflow="fold")
+    for row in reached.checks:
+        if not row.applicable:
+            continue
+        observed = row.observed + (f"\n{row.explain}" if row.explain else "")
+        witness = ", ".join(str(seq) for seq in row.witness[:6]) + (", ..." if len(row.witness) > 6 else "")
+        name = row.name if row.group == "invariant" else f"{row.name} ({row.group})"
+        out.add_row(
+            Text(name), Text(row.result, style=_COLOURS[row.result]), Text(observed), f"{row.judged:,}", witness
+        )
+    console = _console()
+    console.print(out)
+    absent = [row.name for row in reached.checks if not row.applicable]
+    if absent:
+        console.print(Text(f"not applicable: {', '.join(absent)}", style="dim"))
+    if reached.note:
+        console.print(Text(reached.note, style="yellow"))
+    console.print(Text.assemble(f"{scenario}: ", (reached.result, _COLOURS[reached.result])))
+
+
+def _console() -> Console:
+    # Off a terminal there is no width to wrap at; rich would assume 80 columns and break figures apart.
+    return Console() if sys.stdout.isatty() else Console(width=200)
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    return f"{value:.6f}" if isinstance(value, float) else str(value)
+
+
+def _write_csv(path: pathlib.Path, stream: Callable[[], Any]) -> int:
+    # Two passes, so that neither memory nor the header depends on the first rows alone.
+    columns = list(dict.fromkeys(key for row in stream() for key in row))
+    count = 0
+    with atomic_file(path) as binary:
+        file = io.TextIOWrapper(binary, encoding="utf-8", newline="")
+        writer = csv.DictWriter(file, columns)
+        writer.writeheader()
+        for row in stream():
+            writer.writerow(row)
+            count += 1
+        file.flush()
+        file.detach()
+    return count
+
+
+if __name__ == "__main__":
+    main(prog_name="python -m analysis")

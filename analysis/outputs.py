@@ -1,0 +1,61 @@
+"""What a finished run still needs: verdict, report, trace, manifest. The runner and the command line share it."""
+
+from __future__ import annotations
+
+from analysis.errors import BadInput
+from analysis.report import build_timeline, write_report
+from analysis.rundir import VERDICT, RunDir, is_complete, to_json, verify_manifest, write_atomic, write_manifest
+from analysis.trace import write_trace
+from analysis.verdict import Verdict, judge_run
+
+
+def complete_run(directory: RunDir, verdict: Verdict | None = None, known: dict[str, str] | None = None) -> Verdict:
+    """Write everything that follows the events of a run, the manifest last.
+
+    Args:
+        directory: has run.json and events.jsonl.
+        verdict: reached live; None judges the file.
+        known: digests computed while writing, as in :func:`analysis.rundir.write_manifest`.
+
+    Raises:
+        BadInput: something cannot be read or written.
+    """
+    reached = judge_run(directory) if verdict is None else verdict
+    write_atomic(directory.verdict, to_json(reached.as_json()))
+    write_report(directory, reached, build_timeline(directory))
+    write_trace(directory)
+    write_manifest(directory, known)
+    return reached
+
+
+def require_unchanged(directory: RunDir) -> str:
+    """Refuse a run of which a byte was changed.
+
+    Returns:
+        What must be said of a run without a manifest; "" for a verified one.
+
+    Raises:
+        BadInput: names each file that differs.
+    """
+    problems = verify_manifest(directory)
+    if problems and is_complete(directory):
+        raise BadInput("\n".join(problems))
+    return problems[0] if problems else ""
+
+
+def rewrite(directory: RunDir, report: bool = False, trace: bool = False) -> None:
+    """Write report or trace anew and take them into the manifest, if the run has one.
+
+    Raises:
+        BadInput: the run was changed, or cannot be read or written.
+    """
+    unverified = require_unchanged(directory)
+    if report:
+        write_report(directory, judge_run(directory), build_timeline(directory))
+    if trace:
+        write_trace(directory)
+    if not unverified:
+        write_manifest(directory)
+
+
+__all__ = ["VERDICT", "complete_run", "require_unchanged", "rewrite"]

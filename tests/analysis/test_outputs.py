@@ -1,0 +1,412 @@
+"""Report, trace, explanation, tables, plots and the command line, on small runs of every result."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import re
+import subprocess
+import sys
+import xml.etree.ElementTree as ElementTree
+from collections import Counter
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from analysis.__main__ import main
+from analysis.explain import explain_check
+from analysis.outputs import complete_run, require_unchanged
+from analysis.report import render
+from analysis.rundir import RunDir, verify_manifest
+from analysis.schema import schema_page
+from analysis.sequence import as_svg, as_text
+from analysis.tables import TABLES, frame
+from analysis.timeline import BINS, Timeline
+from analysis.trace import trace_events
+from analysis.verdict import judge_run
+from protocol.evidence import KINDS
+from tests.analysis.history import History
+from tests.analysis.test_evidence_files import write_run
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+
+def faulty(healthy: bool = True) -> History:
+    """Two replicas; one is killed with a request in flight and comes back. Not healthy: one request is lost too."""
+    h = History()
+    for name in ("e0", "e1"):
+        h("actor.spawned", at=f"{name}/1", cls="Engine", node="n0", role="engine")
+        h.ready(at=f"{name}/1")
+    h.served("r1", at="e0/1")
+    sent = h.sent("r2")
+    call = h("call.sent", call=2, target="gw", method="generate", cause=None)
+    h("gateway.picked", at="gw/1", request="r2", replica="e0", replica_inc=1, in_flight=1, cause=call)
+    h.accepted("r2", at="e0/1", cause=call)
+    must_hit = {"in_flight": {"at_least": 1}}
+    h(
+        "fault.injected",
+        at="world/0",
+        fault=1,
+        name="sigkill",
+        target="e0",
+        must_hit=must_hit,
+        observed={"in_flight": 1},
+    )
+    h("actor.died", at="e0/1", reason="killed")
+    h("gateway.released", at="gw/1", request="r2", replica="e0", replica_inc=1, in_flight=0)
+    h("call.done", call=2, outcome="unknown", error="ConnectionLost")
+    h.done("r2", outcome="unknown", status=0, error="ConnectionLost", tokens=0, at_engine="e0/1")
+    h("fault.healed", at="world/0", fault=1, name="sigkill", target="e0", hits=1, satisfied=True)
+    h("run.healed", at="world/0", faults=1)
+    h("actor.spawned", at="e0/2", cls="Engine", node="n0", role="engine")
+    h.ready(at="e0/2")
+    if not healthy:
+        h.sent("r<3>")
+        h("call.sent", call=3, target="gw", method="generate", cause=sent)
+    h.served("r4", at="e0/2")
+    return h.end("completed" if healthy else "deadlock")
+
+
+@pytest.fixture
+def passing(tmp_path: pathlib.Path) -> RunDir:
+    directory = write_run(tmp_path / "pass", faulty().events, faults=1)
+    complete_run(directory)
+    return directory
+
+
+@pytest.fixture
+def failing(tmp_path: pathlib.Path) -> RunDir:
+    directory = write_run(tmp_path / "fail", faulty(healthy=False).events, faults=1)
+    complete_run(directory)
+    return directory
+
+
+def cli(*arguments: object) -> Result:
+    return CliRunner().invoke(main, [str(argument) for argument in arguments])
+
+
+# --- everything together
+def test_a_completed_run_is_whole_and_verified(passing: RunDir) -> None:
+    assert sorted(path.name for path in passing.path.iterdir()) == [
+        "events.jsonl",
+        "manifest.json",
+        "report.html",
+        "run.json",
+        "trace.json",
+        "verdict.json",
+    ]
+    assert require_unchanged(passing) == ""
+    assert judge_run(passing).result == "pass"
+
+
+def test_the_verdict_is_bytewise_the_same_offline(passing: RunDir) -> None:
+    stored = passing.verdict.read_bytes()
+    complete_run(passing)
+    assert passing.verdict.read_bytes() == stored
+
+
+# --- verdict
+@pytest.mark.parametrize(("healthy", "code", "word"), [(True, 0, "pass"), (False, 1, "fail")])
+def test_verdict_command(tmp_path: pathlib.Path, healthy: bool, code: int, word: str) -> None:
+    directory = write_run(tmp_path / "run", faulty(healthy).events)
+    complete_run(directory)
+    result = cli("verdict", directory.path)
+    assert result.exit_code == code
+    assert result.stdout.splitlines()[-1] == f"test: {word}"
+    assert "differs" not in result.stderr
+
+
+def test_verdict_command_inconclusive_and_json(tmp_path: pathlib.Path) -> None:
+    directory = write_run(tmp_path / "run", faulty().events, required=("admin_once",))
+    complete_run(directory)
+    result = cli("verdict", directory.path, "--json")
+    assert result.exit_code == 3
+    assert json.loads(result.stdout) == json.loads(directory.verdict.read_text())
+
+
+def test_a_stored_verdict_that_differs_is_told(tmp_path: pathlib.Path) -> None:
+    directory = write_run(tmp_path / "run", faulty(healthy=False).events)
+    raw = json.loads(directory.verdict.read_text())
+    raw["result"] = "pass"
+    raw["checks"][1]["result"] = "pass"
+    directory.verdict.write_text(json.dumps(raw))
+    directory.manifest.unlink()
+    result = cli("verdict", directory.path)
+    assert result.exit_code == 1
+    assert "result: stored 'pass', now 'fail'" in result.stderr
+    assert "invariant nothing_lost: stored pass, now fail" in result.stderr
+    assert "did not end by itself" in result.stderr
+
+
+def test_cut_evidence_is_judged_and_told(passing: RunDir) -> None:
+    passing.manifest.unlink()
+    passing.verdict.unlink()
+    passing.events.write_bytes(passing.events.read_bytes()[:-5])
+    result = cli("verdict", passing.path)
+    assert result.exit_code == 3
+    assert "is cut short after" in result.stdout
+    assert "nothing to compare with" in result.stderr
+
+
+# --- bad input: one message, code 2, no traceback
+def test_bad_input(passing: RunDir, tmp_path: pathlib.Path) -> None:
+    for arguments, said in (
+        (("verdict", tmp_path / "absent"), "no run directory (run.json is missing)"),
+        (("table", passing.path, "--kind", "engine.ready"), "--kind goes with the table 'events'"),
+        (("table", passing.path, "--of", "events", "--kind", "x"), "event kind 'x' is not declared"),
+        (("explain", passing.path, "--check", "x"), "--check 'x': no such check; known are run_finished"),
+        (("explain", passing.path, "--svg", tmp_path / "no" / "x.svg"), "cannot be written"),
+        (("table", passing.path, "--csv", tmp_path / "no" / "x.csv"), "cannot be written"),
+        (("schema", "--out", tmp_path / "no" / "x.md"), "cannot be written"),
+    ):
+        result = cli(*arguments)
+        assert (result.exit_code, type(result.exception)) == (2, SystemExit), result.output
+        assert result.stderr.startswith("error: ") and said in result.stderr
+    assert cli("verdict").exit_code == 2
+    assert cli("table", passing.path, "--of", "x").exit_code == 2
+
+
+def test_a_changed_byte_is_refused_by_every_command(passing: RunDir) -> None:
+    data = passing.events.read_bytes()
+    passing.events.write_bytes(data.replace(b'"running":0', b'"running":1', 1))
+    for command in ("verdict", "explain", "report", "trace", "table"):
+        result = cli(command, passing.path)
+        assert result.exit_code == 2
+        assert f"error: {passing.events}: changed" in result.stderr
+
+
+def test_the_module_runs_without_pandas_or_matplotlib(passing: RunDir) -> None:
+    script = (
+        "import sys\n"
+        "sys.modules['pandas'] = sys.modules['matplotlib'] = None\n"
+        "from analysis.__main__ import main\n"
+        f"main(['verdict', {str(passing.path)!r}])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "test: pass"), done.stderr
+
+
+# --- report
+def test_the_report_stands_alone_and_tells_the_failures(failing: RunDir) -> None:
+    page = failing.report.read_text()
+    assert "Verdict: <span class='fail'>fail</span>" in page
+    assert not re.search(r"(src|href)=|<script|@import|url\(", page)
+    assert "r&lt;3&gt;" in page and "r<3>" not in page
+    assert "sigkill on e0" in page and "class='fault'" in page.replace('"', "'")
+    assert "<td>ConnectionLost" in page
+
+
+def test_the_report_of_a_long_run_stays_small() -> None:
+    timeline = Timeline()
+    h = History(clock_error_ms=-1)
+    template = {kind: h(kind) for kind in ("request.sent", "engine.accepted", "engine.finished", "request.done")}
+    for i in range(20_000):
+        for step, (kind, event) in enumerate(template.items()):
+            data = {**event.data, "request": f"r{i}", "outcome": "done" if i % 10 else "unknown"}
+            data = {key: data[key] for key in (*KINDS[kind].fields,)} if kind == "request.done" else data
+            timeline.feed(event._replace(t_ns=i * 10**8 + step * 10**7, actor=f"e{i % 100}", data=data))
+    assert len(timeline.bins) <= BINS
+    assert sum(one.sent for one in timeline.bins) == 20_000
+    assert sum(one.answered for one in timeline.bins) == 18_000
+    assert (timeline.failed, len(timeline.failures)) == (2_000, 200)
+    assert (len(timeline.replicas), timeline.hidden_replicas) == (32, 68)
+    assert timeline.in_flight()[-1] == 1
+    page = render_of(timeline)
+    assert len(page) < 400_000
+
+
+def render_of(timeline: Timeline) -> str:
+    from analysis.rundir import RunInfo
+    from analysis.verdict import judge
+
+    info = RunInfo(
+        scenario="s", scenario_text="", scenario_sha256="", seed=1, backend="sim", versions={}, machine={"python": "3"}
+    )
+    return render(info, judge([]), timeline)
+
+
+def test_in_flight_carries_what_was_left_and_not_the_peak() -> None:
+    h = History()
+    for request in ("r1", "r2", "r3"):
+        h.accepted(request)
+    for request in ("r1", "r2"):
+        h.finished(request)
+    h("run.healed", ms=9)
+    h.accepted("r4", ms=12)
+    timeline = Timeline()
+    for event in h.events:
+        timeline.feed(event)
+    assert timeline.width_ns == 10**6
+    assert timeline.in_flight("e0") == [0, 1, 2, 3, 2, 1, 1, 1, 1, 1, 1, 1, 2]
+    timeline.at(700 * 10**6)
+    assert timeline.width_ns == 2 * 10**6
+    assert timeline.in_flight("e0")[:7] == [1, 3, 2, 1, 1, 1, 2]
+
+
+def test_a_death_empties_the_replica() -> None:
+    timeline = Timeline()
+    for event in faulty().events:
+        timeline.feed(event)
+    died = next(event for event in faulty().events if event.kind == "actor.died")
+    assert timeline.in_flight("e0")[died.t_ns // 10**6 + 1] == 0
+
+
+# --- trace
+def test_the_trace_is_well_formed(failing: RunDir) -> None:
+    trace = json.loads(failing.trace.read_text())
+    records = trace["traceEvents"]
+    assert {record["ph"] for record in records} == {"M", "X", "b", "e", "i", "C"}
+    begun = Counter((r["cat"], r["id"], r["name"]) for r in records if r["ph"] == "b")
+    ended = Counter((r["cat"], r["id"], r["name"]) for r in records if r["ph"] == "e")
+    assert begun == ended
+    assert {("request", "r1", "r1"), ("run", "r2", "e0/1"), ("fault", "1", "sigkill on e0")} <= set(begun)
+    threads = {r["args"]["name"]: r["tid"] for r in records if r["ph"] == "M" and r["name"] == "thread_name"}
+    assert len(set(threads.values())) == len(threads) and {"e0", "e1", "gw", "client"} <= set(threads)
+    lives = [(r["name"], r["ts"], r["dur"]) for r in records if r["ph"] == "X"]
+    assert [name for name, _, _ in lives] == ["e0/1", "e1/1", "e0/2"]
+    assert all(duration >= 0 for _, _, duration in lives)
+    assert all(r["pid"] in (1, 2, 3) and "tid" in r for r in records)
+
+
+def test_a_trace_draws_all_failures_and_no_more_requests_than_asked() -> None:
+    records = list(trace_events(faulty().events, max_requests=1))
+    assert [r["id"] for r in records if r["ph"] == "b" and r["cat"] == "request"] == ["r1", "r2"]
+
+
+# --- explain
+def test_explain_tells_what_happened_and_who_waits(failing: RunDir) -> None:
+    result = cli("explain", failing.path)
+    assert result.exit_code == 1
+    assert "nothing_lost: fail" in result.stdout
+    assert "request.sent request=r<3>" in result.stdout
+    assert re.search(r"^ +\d+ +\d\.\d+ \* ", result.stdout, re.M)
+    assert "client waits for gw.generate (call 3), from gw since" in result.stdout
+
+
+def test_explain_draws_an_svg(failing: RunDir, tmp_path: pathlib.Path) -> None:
+    result = cli("explain", failing.path, "--svg", tmp_path / "why.svg")
+    assert result.exit_code == 1
+    root = ElementTree.fromstring((tmp_path / "why.svg").read_text())
+    texts = [element.text for element in root.iter("{http://www.w3.org/2000/svg}text")]
+    assert "nothing_lost: fail" in texts and "Who waits for whom" in texts
+    assert any(text and "r<3>" in text for text in texts)
+
+
+def test_arrows_follow_causes() -> None:
+    h = History()
+    call = h("call.sent", call=1, target="gw", method="generate")
+    picked = h("gateway.picked", at="gw/1", request="r1", cause=call)
+    check = h.end().judged("every_wait_ends")
+    explanation = explain_check(run_of(h), check._replace(witness=(picked.seq,)))
+    text = as_text(explanation)
+    assert re.search(r"├─+▶●", text)
+    assert explanation.participants[:2] == ("client", "gw")
+    svg = as_svg([explanation])
+    assert svg.count('class="arrow"') == 1
+    ElementTree.fromstring(svg)
+
+
+def run_of(h: History) -> Any:
+    class Fake:
+        def read_events(self) -> Any:
+            return iter(h.events)
+
+    return Fake()
+
+
+def test_a_ring_of_waits_is_named() -> None:
+    h = History()
+    h("call.sent", call=1, at="a/1", target="b", method="x")
+    h("call.sent", call=2, at="b/1", target="a", method="y")
+    h.end("deadlock")
+    explanation = explain_check(run_of(h), h.judged("every_wait_ends"))
+    assert explanation.cycle == ("a", "b")
+    assert "a ring: a -> b -> a" in as_text(explanation)
+    assert "a ring: a -&gt; b -&gt; a" in as_svg([explanation])
+
+
+def test_the_worlds_report_of_a_deadlock_is_shown_as_it_is() -> None:
+    h = History()
+    h("run.wait", waiter="gate.seal", waits_for="lease 4", should_wake="worker-3")
+    h.end("deadlock")
+    text = as_text(explain_check(run_of(h), h.judged("run_finished")))
+    assert "gate.seal waits for lease 4, from worker-3" in text
+
+
+def test_a_long_story_is_cut_but_keeps_its_witnesses() -> None:
+    h = History()
+    for _ in range(200):
+        h("gateway.moved", at="gw/1", request="r1")
+    last = h.sent("r1")
+    explanation = explain_check(run_of(h.end()), h.judged("nothing_lost"))
+    assert explanation.left_out > 100
+    assert [step.event.seq for step in explanation.steps if step.witness] == [last.seq]
+
+
+def test_nothing_failed_nothing_to_explain(passing: RunDir) -> None:
+    result = cli("explain", passing.path)
+    assert result.exit_code == 0 and "no check failed" in result.stdout
+    assert "faults_hit: pass" in cli("explain", passing.path, "--check", "faults_hit").stdout
+
+
+# --- report and trace commands keep the manifest true
+def test_report_and_trace_commands_renew_the_manifest(passing: RunDir) -> None:
+    before = passing.report.read_text(), passing.trace.read_text()
+    assert cli("report", passing.path).exit_code == 0
+    assert cli("trace", passing.path).exit_code == 0
+    assert (passing.report.read_text(), passing.trace.read_text()) == before
+    assert verify_manifest(passing) == []
+
+
+# --- tables
+def test_tables(passing: RunDir, tmp_path: pathlib.Path) -> None:
+    frames = {name: frame(passing, name) for name in TABLES}
+    assert list(frames["requests"]["request"]) == ["r1", "r2", "r4"]
+    assert list(frames["requests"]["outcome"]) == ["done", "unknown", "done"]
+    assert frames["requests"]["latency_s"].iloc[0] == pytest.approx(0.003)
+    assert frames["faults"].to_dict("records")[0]["hits"] == 1
+    assert frames["versions"]["tokens"].sum() == 16
+    assert len(frames["events"]) == len(faulty().events)
+    assert set(frame(passing, "events", "engine.ready")["actor"]) == {"e0", "e1"}
+    result = cli("table", passing.path, "--rows", 2)
+    assert result.exit_code == 0 and "the first 2 rows" in result.stdout
+    assert cli("table", passing.path, "--csv", tmp_path / "t.csv").stdout == f"3 rows: {tmp_path / 't.csv'}\n"
+    lines = (tmp_path / "t.csv").read_text().splitlines()
+    assert len(lines) == 4 and lines[0].startswith("request,prompt_tokens,")
+
+
+# --- plots
+def test_plots_shade_the_faults(passing: RunDir) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    from analysis.plots import continuity, longest_gap_s, scale_timeline
+
+    for draw, axes in ((scale_timeline, 3), (continuity, 2)):
+        figure = draw(passing)
+        assert len(figure.axes) == axes
+        assert all(axis.patches for axis in figure.axes)
+        plt.close(figure)
+    assert longest_gap_s(passing) == pytest.approx(0.017)
+
+
+# --- schema
+def test_the_schema_page_is_current_and_complete() -> None:
+    page = schema_page()
+    assert all(f"### `{name}`" in page for name in KINDS)
+    assert (ROOT / "docs" / "evidence.md").read_text() == page, "run python -m analysis schema"
+
+
+def test_schema_command(tmp_path: pathlib.Path) -> None:
+    out = tmp_path / "evidence.md"
+    assert cli("schema", "--check", "--out", out).exit_code == 1
+    assert cli("schema", "--out", out).exit_code == 0
+    assert cli("schema", "--check", "--out", out).exit_code == 0
+
+
+def test_calibrate_command_says_where_the_data_is() -> None:
+    result = cli("calibrate")
+    assert result.exit_code == 2 and "--data" in result.stderr
