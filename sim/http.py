@@ -47,7 +47,7 @@ class Exchange:
 
     __slots__ = (
         "network", "number", "method", "http", "background", "sent_id", "lc", "body", "caller", "loop", "server",
-        "future", "state", "received_ns", "on_item", "_connect", "_read",
+        "future", "state", "received_ns", "on_item", "_connect", "_connect_ns", "_read",
     )  # fmt: skip
 
     def __init__(
@@ -69,6 +69,7 @@ class Exchange:
         self.received_ns = 0
         self.on_item: Callable[[Any], None] | None = None
         self._connect: Entry | None = None
+        self._connect_ns = 0
         self._read: Entry | None = None
 
     # --- the caller's side ---
@@ -90,7 +91,10 @@ class Exchange:
         self.lc = event.lc
         connect_s = self.network.timings.os_connect_timeout_s if connect_timeout_s is None else connect_timeout_s
         call_after = world.clock.call_after
-        self._connect = call_after(ns(connect_s), self._connect_expired, background=self.background)
+        self._connect_ns = ns(connect_s)
+        if not self.network.certain(self.caller, self.server, self._connect_ns):
+            self._connect = call_after(self._connect_ns, self._connect_expired, background=self.background)
+        # Else it arrives in time and the timer would only ever be cancelled; arriving at a lost node starts it late.
         if read_timeout_s is not None:
             # Counted from the start; the connect phase is short beside it, and aiohttp's sock_read starts late too.
             self._read = call_after(ns(read_timeout_s), self._read_expired, background=self.background)
@@ -125,6 +129,9 @@ class Exchange:
             if server.death_reason != "node_lost":
                 # The kernel of a living node answers for a dead process at once.
                 self.network.send(self.network.world.os_of(server.node), self.caller, CONTROL, self, 0, self.refused)
+            elif self._connect is None and self.state == CONNECTING:
+                after = self.network.world.clock.call_after
+                self._connect = after(self._connect_ns, self._connect_expired, background=self.background)
             return
         if self.state < ARRIVED:
             self.state = ARRIVED

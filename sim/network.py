@@ -351,6 +351,11 @@ class Network:
 
     # --- sending ---
 
+    def certain(self, src: Process, dst: Process, within_ns: int) -> bool:
+        """Whether a message that is sent now is sure to arrive within that time."""
+        link = self.link(src.node, dst.node)
+        return link.plain and not self._armed and link.latency_ns < within_ns
+
     def send(
         self,
         src: Process,
