@@ -1,12 +1,12 @@
 """Fit an engine profile to recorded GPU runs, and say how well it fits.
 
-Input: the folder of runs described in ../shared/spec/scaling_acceptance.md (section 8). Only numbers and the SHA-256 of the
-files go into a profile, never the files. What the runs can tell of an engine is little, so each parameter says whether
-it is *fitted*, *read* in SGLang's source, *observed* elsewhere or *assumed*, and each figure that was used or checked is
-printed with its error.
+Input: the folder of runs described in ../shared/spec/scaling_acceptance.md (section 8). Only numbers and the SHA-256
+of the files go into a profile, never the files. What the runs can tell of an engine is little, so each parameter says
+whether it is *fitted*, *read* in SGLang's source, *observed* elsewhere or *assumed*, and each figure that was used or
+checked is printed with its error.
 
-The model of a decode step is ``base + per_request * batch + per_context_token * context``; it is fitted by least squares
-of relative errors over whole durations (a request of 4,000 tokens is a sum of 3,999 steps).
+The model of a decode step is ``base + per_request * batch + per_context_token * context``; it is fitted by least
+squares of relative errors over whole durations (a request of 4,000 tokens is a sum of 3,999 steps).
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from typing import Any
 import yaml
 
 WHERE_TO_GET = (
-    "The runs are the public evidence of the elastic reward-model demo (demos/task4_genrm/results of the pull request named "
-    "in spec/scaling_acceptance.md); put their folders under one directory and pass it: python -m analysis calibrate --data DIR"
+    "The runs are the public evidence of the elastic reward-model demo (demos/task4_genrm/results of the pull request "
+    "named in spec/scaling_acceptance.md); put their folders under one directory and pass it: "
+    "python -m analysis calibrate --data DIR"
 )
 
 _FAILURE_RUN = "failure_injection_20260925_r2/events.json"
@@ -39,7 +40,7 @@ _HIGH_NEW_TOKENS = 512
 _STEADY_NEW_TOKENS = 256
 _PREFILL_BASE_MS = 6.0
 _PREFILL_PAIR_NS = 2.0
-_CHUNK_TOKENS = 2048
+_CHUNK_TOKENS = 4096
 _WARM_CALLS = 8  # prompts of phase0_scores, one after the other, 8 tokens each
 _WARM_TOKENS = 8
 
@@ -106,19 +107,40 @@ def calibrate(data_dir: Path) -> dict[str, Any]:
     parameters = {
         "decode_step_base": _entry(_significant(cost[0] * 1e6), "us", "fitted"),
         "decode_step_per_request": _entry(_significant(cost[1] * 1e6), "us", "fitted"),
-        "decode_step_per_context_token": _entry(_significant(cost[2] * 1e9), "ns", "fitted", (
-            "reading 114,688 bytes of KV at 1,008 GB/s would take 114 ns; the linear model gives part of it to the batch")),
-        "prefill_step_base": _entry(_PREFILL_BASE_MS, "ms", "assumed", (
-            "the runs bound base + queueing at about 15 ms; single short requests cannot tell it from the gateway")),
+        "decode_step_per_context_token": _entry(
+            _significant(cost[2] * 1e9),
+            "ns",
+            "fitted",
+            ("reading 114,688 bytes of KV at 1,008 GB/s takes 114 ns; the linear model gives part of it to the batch"),
+        ),
+        "prefill_step_base": _entry(
+            _PREFILL_BASE_MS,
+            "ms",
+            "assumed",
+            ("the runs bound base + queueing at about 15 ms; single short requests cannot tell it from the gateway"),
+        ),
         "prefill_step_per_request": _entry(0, "us", "assumed"),
-        "prefill_step_per_token": _entry(_significant(per_token_us), "us", "fitted", (
-            f"TTFT p95 of {ttft:.3f} s taken as the last of 47 prompts of ~1,800 tokens that came together")),
-        "prefill_step_per_token_pair": _entry(_PREFILL_PAIR_NS, "ns", "assumed", (
-            "229,376 FLOP per pair (28 layers, 16 heads of 128) at about 110 TFLOP/s")),
+        "prefill_step_per_token": _entry(
+            _significant(per_token_us),
+            "us",
+            "fitted",
+            (f"TTFT p95 of {ttft:.3f} s taken as the last of 47 prompts of ~1,800 tokens that came together"),
+        ),
+        "prefill_step_per_token_pair": _entry(
+            _PREFILL_PAIR_NS,
+            "ns",
+            "assumed",
+            ("229,376 FLOP per pair (28 layers, 16 heads of 128) at about 110 TFLOP/s"),
+        ),
         "context_length": _entry(40960, "tokens", "assumed", "max_position_embeddings as the model's card gives it"),
         "kv_capacity": _entry(capacity, "tokens", "fitted", capacity_note),
-        "max_running_requests": _entry(2048, "requests", "read", "SGLang's default; no run reached it"),
-        "chunked_prefill_size": _entry(_CHUNK_TOKENS, "tokens", "read", "SGLang's default for GPUs below 35 GB"),
+        "max_running_requests": _entry(2048, "requests", "read", "least default of SGLang 0.5.23; no run reached it"),
+        "chunked_prefill_size": _entry(
+            _CHUNK_TOKENS,
+            "tokens",
+            "read",
+            "default of SGLang 0.5.23 for GPUs below 35 GB; the runs do not record theirs",
+        ),
         "max_prefill_tokens": _entry(16384, "tokens", "read"),
         "prefix_block": _entry(512, "tokens", "assumed", "block size of Mooncake traces; SGLang's own page is 1 token"),
         "new_token_ratio_init": _entry(0.7, "1", "read"),
@@ -127,8 +149,12 @@ def calibrate(data_dir: Path) -> dict[str, Any]:
         "request_intake": _entry(300, "us", "assumed"),
         "refusal": _entry(1, "ms", "assumed"),
         "admin_reply": _entry(2.5, "ms", "observed", "SGLang 0.5.23 on 2 cores: pause replies took 2 to 3 ms"),
-        "startup": _entry(round(startup_s, 3), "s", "fitted", (
-            "submit to healthy as the manager saw it, its placement group included: an upper bound of the engine's own")),
+        "startup": _entry(
+            round(startup_s, 3),
+            "s",
+            "fitted",
+            ("submit to healthy as the manager saw it, placement group included: an upper bound of the engine's own"),
+        ),
         "weight_load_base": _entry(200, "ms", "assumed"),
         "weight_bytes": _entry(1_503_000_000, "bytes", "assumed", "about 0.75 G parameters of 2 bytes"),
         "weight_bandwidth": _entry(2_000_000_000, "bytes/s", "assumed"),
@@ -149,8 +175,15 @@ def calibrate(data_dir: Path) -> dict[str, Any]:
         "sources": [{"file": name, "sha256": _sha256(data_dir / name)} for name in FILES],
         "parameters": parameters,
         "fit": [
-            {"figure": f.name, "observed": f.observed, "modelled": f.modelled, "unit": f.unit,
-             "error_percent": round(f.error_percent, 1), "role": f.role, "source": f.source}
+            {
+                "figure": f.name,
+                "observed": f.observed,
+                "modelled": f.modelled,
+                "unit": f.unit,
+                "error_percent": round(f.error_percent, 1),
+                "role": f.role,
+                "source": f.source,
+            }
             for f in figures
         ],
     }
@@ -186,8 +219,12 @@ def run_calibrate(data: Path | None, out: Path | None) -> int:
             return 2
     print("figure                                              observed    modelled   error  role", file=sys.stderr)
     for row in profile["fit"]:
-        print(f"{row['figure']:<48.48} {row['observed']:>9.4f} {row['unit']:<2} {row['modelled']:>9.4f} {row['error_percent']:>+6.1f}%"
-              f"  {row['role']}", file=sys.stderr)
+        print(
+            f"{row['figure']:<48.48} {row['observed']:>9.4f} {row['unit']:<2} {row['modelled']:>9.4f} "
+            f"{row['error_percent']:>+6.1f}%"
+            f"  {row['role']}",
+            file=sys.stderr,
+        )
     assumed = ", ".join(key for key, entry in profile["parameters"].items() if entry["origin"] == "assumed")
     print(f"assumed, not fitted: {assumed}", file=sys.stderr)
     return 0
@@ -196,8 +233,10 @@ def run_calibrate(data: Path | None, out: Path | None) -> int:
 def profile_text(profile: dict[str, Any]) -> str:
     """The YAML text of a profile, one parameter a line."""
     head = {key: profile[key] for key in ("name", "summary", "model_path", "weights_version")}
-    lines = ["# Made by: python -m analysis calibrate --data DIR. Do not edit: fit again.\n",
-             yaml.safe_dump(head, sort_keys=False, width=200)]
+    lines = [
+        "# Made by: python -m analysis calibrate --data DIR. Do not edit: fit again.\n",
+        yaml.safe_dump(head, sort_keys=False, width=200),
+    ]
     for section in ("sources", "fit"):
         lines.append(f"{section}:\n")
         lines += [f"  - {_flow(row)}\n" for row in profile[section]]
@@ -224,18 +263,39 @@ def _long_generations(events: Any, overhead_s: float) -> list[_Span]:
     """S1 (4,000 tokens), S2 (8,000) alone on an engine; S3 (8,000), joined by the killed engine's request."""
     spans: list[_Span] = []
     source = _FAILURE_RUN
-    for name, event, new in (("S1 4,000 tokens alone", "s1_done", 4000), ("S2 8,000 tokens alone", "s2_requests", 8000)):
+    for name, event, new in (
+        ("S1 4,000 tokens alone", "s1_done", 4000),
+        ("S2 8,000 tokens alone", "s2_requests", 8000),
+    ):
         for index, request in enumerate(_event(events, event, source)["requests"]):
             steps = new - 1
-            spans.append(_Span(f"{name}, call {index + 1}", source, float(request["latency"]), overhead_s, steps, steps,
-                               _context_sum(1, new)))
+            spans.append(
+                _Span(
+                    f"{name}, call {index + 1}",
+                    source,
+                    float(request["latency"]),
+                    overhead_s,
+                    steps,
+                    steps,
+                    _context_sum(1, new),
+                )
+            )
     survivor, retried = sorted(float(r["latency"]) for r in _event(events, "s3_done", source)["requests"])
     # After the survivor's end the other is alone for the tokens that the survivor had before it came.
     lead = round((retried - survivor) / _late_step_s(spans, overhead_s))
     steps = 8000 - 1
     together = steps - lead
-    spans.append(_Span("S3 8,000 tokens, mostly two at a time", source, survivor, overhead_s, steps, lead + 2 * together,
-                       _context_sum(1, 8000) + _context_sum(1, 8000 - lead)))
+    spans.append(
+        _Span(
+            "S3 8,000 tokens, mostly two at a time",
+            source,
+            survivor,
+            overhead_s,
+            steps,
+            lead + 2 * together,
+            _context_sum(1, 8000) + _context_sum(1, 8000 - lead),
+        )
+    )
     return spans
 
 
@@ -256,12 +316,25 @@ def _loaded_steps(history: Any, capacity: int) -> list[_Span]:
     out, steady = _operation(history, "scale_out", _AUTOSCALER_RUN), _operation(history, "scale_in", _AUTOSCALER_RUN)
     running, throughput = float(out["total_running_reqs"]), float(out["total_throughput"])
     context = running * (_JUDGE_PROMPT_TOKENS + _HIGH_NEW_TOKENS / 2)
-    spans = [_Span("HIGH: step at 47 running, ~97k context", _AUTOSCALER_RUN, running / throughput, 0.0, 1, running, context)]
+    spans = [
+        _Span("HIGH: step at 47 running, ~97k context", _AUTOSCALER_RUN, running / throughput, 0.0, 1, running, context)
+    ]
     each = float(steady["total_running_reqs"]) / 2
     step = each / (float(steady["total_throughput"]) / 2)
-    prefill = _PREFILL_BASE_MS / 1e3 * each / _STEADY_NEW_TOKENS  # one short prompt per finished request stalls the rest
-    spans.append(_Span("STEADY: step at 23.5 running, short context", _AUTOSCALER_RUN, step, prefill, 1, each,
-                       float(steady["avg_token_usage"]) * capacity))
+    prefill = (
+        _PREFILL_BASE_MS / 1e3 * each / _STEADY_NEW_TOKENS
+    )  # one short prompt per finished request stalls the rest
+    spans.append(
+        _Span(
+            "STEADY: step at 23.5 running, short context",
+            _AUTOSCALER_RUN,
+            step,
+            prefill,
+            1,
+            each,
+            float(steady["avg_token_usage"]) * capacity,
+        )
+    )
     return spans
 
 
@@ -270,12 +343,15 @@ def _kv_capacity(history: Any, deterministic: Any) -> tuple[int, str]:
     values = []
     for run, source in ((history, _AUTOSCALER_RUN), (deterministic, _DETERMINISTIC_RUN)):
         frame = _operation(run, "scale_out", source)
-        values.append(float(frame["total_running_reqs"]) * (_JUDGE_PROMPT_TOKENS + _HIGH_NEW_TOKENS / 2)
-                      / float(frame["avg_token_usage"]))
+        values.append(
+            float(frame["total_running_reqs"])
+            * (_JUDGE_PROMPT_TOKENS + _HIGH_NEW_TOKENS / 2)
+            / float(frame["avg_token_usage"])
+        )
     mean = sum(values) / len(values)
     return round(mean / 1000) * 1000, (
-        f"from token usage .697 and .662 with outputs taken half done ({values[0]:.0f} and {values[1]:.0f}); +-12%, as the "
-        "wave's phase is not recorded"
+        f"from token usage .697 and .662 with outputs taken half done ({values[0]:.0f} and {values[1]:.0f}); +-12%, as "
+        "the wave's phase is not recorded"
     )
 
 
@@ -288,12 +364,14 @@ def _prefill_per_token_us(history: Any) -> tuple[float, float]:
 
 
 def _startups(runs: dict[str, Any]) -> list[tuple[str, float, str]]:
-    """Start-up times, sorted: CREATING to HEALTH_CHECKING where recorded, else submit to ACTIVE less 1.1 s of health."""
+    """Start-up times, sorted: CREATING to HEALTH_CHECKING, else submit to ACTIVE less 1.1 s of health."""
     found: list[tuple[str, float, str]] = []
     for source in (_MANUAL_RUN, _CONSISTENCY_RUN):
         at = {e.get("status"): float(e["t"]) for e in runs[source] if e.get("event") == "scale_out_status"}
         if "CREATING" not in at or "HEALTH_CHECKING" not in at:
-            raise CalibrationError(f"{source}: no scale_out_status with CREATING and HEALTH_CHECKING; is this the right run?")
+            raise CalibrationError(
+                f"{source}: no scale_out_status with CREATING and HEALTH_CHECKING; is this the right run?"
+            )
         found.append((f"start-up ({source.split('_2')[0]})", at["HEALTH_CHECKING"] - at["CREATING"], source))
     submitted = 0.0
     for event in runs[_FAILURE_RUN]:
@@ -310,8 +388,16 @@ def _deterministic_checks(history: Any, cost: tuple[float, float, float], capaci
     running = float(frame["total_running_reqs"])
     observed = running / float(frame["total_throughput"])
     modelled = cost[0] + running * cost[1] + float(frame["avg_token_usage"]) * capacity * cost[2]
-    return [Figure("HIGH with deterministic inference (not modelled)", round(observed, 6), round(modelled, 6), "s", "check",
-                   _DETERMINISTIC_RUN)]
+    return [
+        Figure(
+            "HIGH with deterministic inference (not modelled)",
+            round(observed, 6),
+            round(modelled, 6),
+            "s",
+            "check",
+            _DETERMINISTIC_RUN,
+        )
+    ]
 
 
 # --- arithmetic and reading -------------------------------------------------------------------------------------------
@@ -336,8 +422,11 @@ def _least_squares(spans: list[_Span]) -> tuple[float, float, float]:
 
 
 def _determinant(m: list[list[float]]) -> float:
-    return (m[0][0] * (m[1][1] * m[2][2] - m[1][2] * m[2][1]) - m[0][1] * (m[1][0] * m[2][2] - m[1][2] * m[2][0])
-            + m[0][2] * (m[1][0] * m[2][1] - m[1][1] * m[2][0]))
+    return (
+        m[0][0] * (m[1][1] * m[2][2] - m[1][2] * m[2][1])
+        - m[0][1] * (m[1][0] * m[2][2] - m[1][2] * m[2][0])
+        + m[0][2] * (m[1][0] * m[2][1] - m[1][1] * m[2][0])
+    )
 
 
 def _significant(value: float) -> float:

@@ -79,9 +79,20 @@ class EngineProfile:
             value = getattr(self, field.name)
             if field.type == "int" and (not isinstance(value, int) or value < 0):
                 raise ProfileError(f"profile {self.name}: {field.name} is {value!r}; must be a non-negative integer")
-        for key in ("decode_base_ps", "prefill_base_ps", "request_intake_ns", "max_running_requests", "prefix_block_tokens",
-                    "chunked_prefill_size", "max_prefill_tokens", "weight_bandwidth_bytes_per_s", "health_poll_ns",
-                    "abort_poll_ns", "sigterm_poll_ns", "new_token_ratio_decay_steps"):
+        for key in (
+            "decode_base_ps",
+            "prefill_base_ps",
+            "request_intake_ns",
+            "max_running_requests",
+            "prefix_block_tokens",
+            "chunked_prefill_size",
+            "max_prefill_tokens",
+            "weight_bandwidth_bytes_per_s",
+            "health_poll_ns",
+            "abort_poll_ns",
+            "sigterm_poll_ns",
+            "new_token_ratio_decay_steps",
+        ):
             if getattr(self, key) <= 0:
                 raise ProfileError(f"profile {self.name}: {key} must be positive, or time or work would stand still")
         if self.kv_capacity_tokens <= self.context_length + 1:
@@ -105,8 +116,15 @@ class StepCosts:
     Scaling sums would round each step on its own, and the closed form of k steps would no longer be exact.
     """
 
-    __slots__ = ("decode_base", "decode_per_context_token", "decode_per_request", "prefill_base", "prefill_per_request",
-                 "prefill_per_token", "prefill_per_token_pair")
+    __slots__ = (
+        "decode_base",
+        "decode_per_context_token",
+        "decode_per_request",
+        "prefill_base",
+        "prefill_per_request",
+        "prefill_per_token",
+        "prefill_per_token_pair",
+    )
 
     def __init__(self, profile: EngineProfile, slow_ppm: int = 1_000_000) -> None:
         def scaled(value: int) -> int:
@@ -155,8 +173,14 @@ _PARAMETERS: dict[str, tuple[str, str]] = {
     "coredump_wait": ("coredump_wait_ns", "time"),
     "health_generates": ("health_generates", "flag"),
 }
-_UNITS = {"time": _BASE_UNITS["time"], "count": _BASE_UNITS["count"], "bytes": ("bytes",), "ratio": ("1",),
-          "bandwidth": ("bytes/s",), "flag": ("flag",)}
+_UNITS = {
+    "time": _BASE_UNITS["time"],
+    "count": _BASE_UNITS["count"],
+    "bytes": ("bytes",),
+    "ratio": ("1",),
+    "bandwidth": ("bytes/s",),
+    "flag": ("flag",),
+}
 _TOP = ("name", "summary", "model_path", "weights_version", "sources", "parameters", "fit")
 
 

@@ -1,41 +1,31 @@
-"""The scheduler process of one engine: continuous batching as SGLang does it, with exact skip-ahead.
-
-One *iteration* is a prefill batch, a decode step or a weight load; its end is a *boundary*. Requests and control
-messages wait in an inbox and are seen at the first boundary not before they arrive, as SGLang's loop reads its socket
-once per iteration. Between two boundaries nothing can change, so k identical decode steps are one event: their cost,
-memory and token counts have closed forms in integers of picoseconds. A message that arrives in the middle shortens the
-run to the boundary at which it would have been seen step by step. ``fast_path=False`` steps; the results are equal.
+"""The scheduler of one engine: continuous batching as SGLang 0.5.23 does it.
 
 Policies [read in SGLang's source]: prefill goes before decode; first come, first served; one chunked prompt at a time;
-admission reserves ``new_token_ratio`` of the running requests' remaining tokens; a full batch is not retried until
-something leaves; when memory runs out, requests with the fewest output tokens, then the longest prompt, are retracted.
+admission reserves what running requests may still need (all of it under ignore_eos, ``new_token_ratio`` of it else); a
+full batch is not retried until something leaves; when memory runs out, the requests with the fewest output tokens, and
+of those the longest prompts, are retracted.
+
+No step touches every request: a running request's output count is a difference of step counters, its end a heap entry.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 from heapq import heappop, heappush
-from math import isqrt
-from typing import Any
 
 import simpy
-from simpy.events import Event
 
 from sim.engine_cost import PS_PER_NS, EngineProfile, StepCosts
+from sim.engine_iterations import DECODING, PREFILLING, Iterations
 from sim.engine_types import FINISHED, PREFILL, RUNNING, WAITING, Request
-from sim.radix import RadixCache
-
-IDLE, PREFILLING, DECODING, LOADING = range(4)
+from sim.radix import Block, RadixCache
 
 _CLIP_NEW_TOKENS = 4096  # SGLang reserves at most this much per request at admission
 _RETRACT_STEPS = 20  # and, after a retraction, this many further steps per request
 _LOG_STEPS = 40  # gen_throughput is measured over this many decode steps (decode_log_interval)
 
-Handler = Callable[[Any], None]
 
-
-class Scheduler:
+class Scheduler(Iterations):
     """Admission, prefill, decode, retraction and memory of one engine.
 
     Args:
@@ -47,21 +37,24 @@ class Scheduler:
         fast_path: skip runs of equal decode steps in one event.
     """
 
-    def __init__(self, env: simpy.Environment, profile: EngineProfile,
-                 on_finish: Callable[[Request, int, str], None], *, priority: int, fast_path: bool) -> None:
-        self.env = env
+    def __init__(
+        self,
+        env: simpy.Environment,
+        profile: EngineProfile,
+        on_finish: Callable[[Request, int, str], None],
+        *,
+        priority: int,
+        fast_path: bool,
+    ) -> None:
+        super().__init__(env, profile.request_intake_ns, priority)
         self.profile = profile
         self.costs = StepCosts(profile)
         self.on_finish = on_finish
         self.cache = RadixCache(profile.prefix_block_tokens)
         self.epoch = 0  # rises with every weight change; the version tag of cache blocks
-        self.inbox: deque[tuple[int, Handler | None, Any]] = deque()
-        self.waiting: deque[Request] = deque()
         self.running: dict[int, Request] = {}
         self.chunked: Request | None = None
         self.paused = False
-        self.held = False  # frozen or wedged: boundaries are not processed
-        self.dead = False
         self.decode_steps = 0
         self.context_tokens = 0  # of the running batch, the token being computed included
         self.private_tokens = 0  # KV tokens held by requests outside the prefix tree
@@ -71,25 +64,9 @@ class Scheduler:
         self.last_output_ns = -1
         self.throughput_tokens = 0  # of the last full window of _LOG_STEPS decode steps ...
         self.throughput_ps = 0  # ... and how long it took
-        self._priority = priority
         self._fast = fast_path
-        self._intake = profile.request_intake_ns
         self._capacity = profile.kv_capacity_tokens
-        self._kind = IDLE
-        self._start_ps = 0
-        self._step_ps = 0  # cost of the first step of the run
-        self._slope_ps = 0  # how much dearer each further step is
-        self._steps = 0
-        self._end_ps = 0
-        self._end_ns = 0
-        self._now_ps = 0
-        self._generation = 0  # of the one event that counts; older ones are ignored when they fire
-        self._kicked = False
-        self._stuck = False
-        self._in_boundary = False
         self._batch: list[tuple[Request, int]] = []
-        self._load_ns = -1
-        self._after_load: Callable[[], None] | None = None
         self._heap: list[tuple[int, int, Request]] = []
         self._joins = 0
         self._rest = 0  # sum over running requests of max_new minus output tokens, at ``decode_steps`` ...
@@ -106,48 +83,7 @@ class Scheduler:
         self._log_ps = 0
         self._log_tokens = 0
 
-    # --- messages -----------------------------------------------------------------------------------------------------
-
-    def push(self, handler: Handler | None, payload: Any) -> None:
-        """Send one message to the scheduler; with no handler the payload is a Request. Seen at a boundary, in order."""
-        due = self.env.now + self._intake
-        self.inbox.append((due, handler, payload))
-        if self._kind == DECODING:
-            if self._steps > 1 and due < self._end_ns:
-                self._shorten(due)
-        elif self._kind == IDLE and not self._kicked and not self._in_boundary:
-            self._kick(due)
-
-    def hold(self) -> None:
-        """Stop at the next boundary without processing it (SIGSTOP, wedge)."""
-        self.held = True
-        if self._kind == DECODING and self._steps > 1 and self.env.now < self._end_ns:
-            self._shorten(self.env.now)  # a boundary of this very instant has not been processed yet
-
-    def unhold(self) -> None:
-        """Go on; a boundary that passed meanwhile is processed now."""
-        self.held = False
-        if self._stuck:
-            self._stuck = False
-            self._schedule(self.env.now + 1)
-
-    def kill(self) -> None:
-        """Nothing of this scheduler happens any more."""
-        self.dead = True
-        self._generation += 1
-
     # --- what readers may see -----------------------------------------------------------------------------------------
-
-    def sync(self) -> None:
-        """Account the decode steps that have passed, so that counters read now are those of stepping."""
-        if self._kind != DECODING or self._steps < 2:
-            return
-        elapsed = self.env.now * PS_PER_NS - PS_PER_NS - self._start_ps  # a step that ends now has not been processed
-        if elapsed < self._step_ps:
-            return
-        done = min(self._steps_within(elapsed), self._steps - 1)
-        if done:
-            self._apply_decode(done)
 
     @property
     def is_idle(self) -> bool:
@@ -165,115 +101,17 @@ class Scheduler:
             return request.tokens + self.decode_steps - request.joined_at
         return request.tokens
 
-    # --- time ---------------------------------------------------------------------------------------------------------
-
-    def _schedule(self, at_ns: int) -> None:
-        self._generation += 1
-        event = Event(self.env)
-        event._ok = True
-        event._value = self._generation
-        event.callbacks.append(self._on_event)
-        self.env.schedule(event, self._priority, at_ns - self.env.now)  # type: ignore[arg-type]
-
-    def _kick(self, at_ns: int) -> None:
-        self._kicked = True
-        self._schedule(at_ns)
-
-    def _run(self, kind: int, step_ps: int, slope_ps: int, steps: int) -> None:
-        self._kind = kind
-        self._start_ps = start = self._now_ps
-        self._step_ps = step_ps
-        self._slope_ps = slope_ps
-        self._steps = steps
-        self._end_ps = end = start + steps * step_ps + slope_ps * (steps * (steps - 1) >> 1)
-        self._end_ns = -(-end // PS_PER_NS)
-        if steps > 1 and self.inbox and self.inbox[0][0] < self._end_ns:
-            self._steps = self._steps_until(self.inbox[0][0])
-            self._end_ps = end = self._after(self._steps)
-            self._end_ns = -(-end // PS_PER_NS)
-        self._schedule(self._end_ns)
-
-    def _after(self, steps: int) -> int:
-        return self._start_ps + steps * self._step_ps + self._slope_ps * (steps * (steps - 1) >> 1)
-
-    def _steps_within(self, elapsed_ps: int) -> int:
-        """How many whole steps of this run fit in ``elapsed_ps``."""
-        step, slope = self._step_ps, self._slope_ps
-        if not slope:
-            return elapsed_ps // step
-        linear = 2 * step - slope  # slope * k * k + linear * k <= 2 * elapsed
-        k = max(0, (isqrt(linear * linear + 8 * slope * elapsed_ps) - linear) // (2 * slope))
-        while k * step + slope * (k * (k - 1) >> 1) > elapsed_ps:
-            k -= 1
-        while (k + 1) * step + slope * (k * (k + 1) >> 1) <= elapsed_ps:
-            k += 1
-        return k
-
-    def _steps_until(self, due_ns: int) -> int:
-        """The first step of this run whose end, rounded up to nanoseconds, is not before ``due_ns``."""
-        return self._steps_within(max(0, (due_ns - 1) * PS_PER_NS - self._start_ps)) + 1
-
-    def _shorten(self, due_ns: int) -> None:
-        steps = self._steps_until(due_ns)
-        if steps < self._steps:
-            self._steps = steps
-            self._end_ps = self._after(steps)
-            self._end_ns = -(-self._end_ps // PS_PER_NS)
-            self._schedule(self._end_ns)
-
-    # --- one boundary -------------------------------------------------------------------------------------------------
-
-    def _on_event(self, event: Event) -> None:
-        if event._value != self._generation:
-            return
-        if self.held:
-            self._stuck = True
-            return
-        self._kicked = False
-        now = self.env.now
-        kind = self._kind
-        self._in_boundary = True
-        if kind == IDLE or now > self._end_ns:  # a late boundary: the process was held
-            self._now_ps = max(self._end_ps, now * PS_PER_NS)
-        else:
-            self._now_ps = self._end_ps
-        self._kind = IDLE
-        if kind == DECODING:
-            self._apply_decode(self._steps)
-            self._finish_due()
-        elif kind == PREFILLING:
-            self._end_prefill()
-        elif kind == LOADING:
-            after, self._after_load = self._after_load, None
-            if after is not None:
-                after()
-        inbox = self.inbox
-        while inbox and inbox[0][0] <= now and self._load_ns < 0 and not self.dead:
-            _, handler, payload = inbox.popleft()
-            if handler is None:
-                self.waiting.append(payload)
-            else:
-                handler(payload)
-        self._in_boundary = False
-        if not self.dead:
-            self._next()
-
-    def _next(self) -> None:
-        """Choose the next iteration."""
-        if self._load_ns >= 0:
-            load, self._load_ns = self._load_ns, -1
-            self._run(LOADING, max(1, load) * PS_PER_NS, 0, 1)
-            return
-        if not self.paused:
-            if (self.chunked is not None or (self.waiting and not self._full)) and self._start_prefill():
-                return
-            if self.running:
-                self._start_decode()
-                return
-            self._ratio = self.profile.new_token_ratio_init_ppm  # as SGLang does when it finds itself idle
-            self._no_decay = 0
-        if self.inbox:
-            self._kick(max(self.inbox[0][0], self.env.now + 1))
+    def _start_iteration(self) -> bool:
+        if self.paused:
+            return False
+        if (self.chunked is not None or (self.waiting and not self._full)) and self._start_prefill():
+            return True
+        if self.running:
+            self._start_decode()
+            return True
+        self._ratio = self.profile.new_token_ratio_init_ppm  # as SGLang does when it finds itself idle
+        self._no_decay = 0
+        return False
 
     # --- prefill ------------------------------------------------------------------------------------------------------
 
@@ -354,12 +192,19 @@ class Scheduler:
             return False
         self._batch = batch
         costs = self.costs
-        self._run(PREFILLING, costs.prefill_base + costs.prefill_per_request * len(batch)
-                  + costs.prefill_per_token * new_tokens + costs.prefill_per_token_pair * (pairs >> 1), 0, 1)
+        self._run(
+            PREFILLING,
+            costs.prefill_base
+            + costs.prefill_per_request * len(batch)
+            + costs.prefill_per_token * new_tokens
+            + costs.prefill_per_token_pair * (pairs >> 1),
+            0,
+            1,
+        )
         self.computed_prompt_tokens += new_tokens
         return True
 
-    def _admit(self, request: Request, node: Any, hits: int, stale: int, cached: int) -> None:
+    def _admit(self, request: Request, node: Block, hits: int, stale: int, cached: int) -> None:
         request.state = PREFILL
         request.computed = cached
         request.private = 0
@@ -467,8 +312,12 @@ class Scheduler:
             steps = 1
         costs = self.costs
         slope = costs.decode_per_context_token
-        self._run(DECODING, costs.decode_base + costs.decode_per_request * batch + slope * self.context_tokens,
-                  slope * batch, steps)
+        self._run(
+            DECODING,
+            costs.decode_base + costs.decode_per_request * batch + slope * self.context_tokens,
+            slope * batch,
+            steps,
+        )
 
     def _apply_decode(self, steps: int) -> None:
         """Account the first ``steps`` steps of the current run and leave the rest as the run."""
@@ -487,8 +336,9 @@ class Scheduler:
         short = self.private_tokens + self.cache.total_tokens - self._capacity
         if short > 0:
             self.cache.evict(short)
-        self._ratio = max(self.profile.new_token_ratio_min_ppm,
-                          self._ratio - self._ratio_decay * (steps - self._no_decay))
+        self._ratio = max(
+            self.profile.new_token_ratio_min_ppm, self._ratio - self._ratio_decay * (steps - self._no_decay)
+        )
         self._no_decay = 0
         end = self._after(steps)
         self._start_ps = end
@@ -601,8 +451,9 @@ class Scheduler:
         """SGLang's ``retract_decode``: at least one goes, then as many as it takes for one more step of the rest."""
         steps = self.decode_steps
         while len(self.running) > 1:
-            victim = min(self.running.values(),
-                         key=lambda r: (r.tokens + steps - r.joined_at, -r.prompt_tokens, -r.seq))
+            victim = min(
+                self.running.values(), key=lambda r: (r.tokens + steps - r.joined_at, -r.prompt_tokens, -r.seq)
+            )
             self._retract(victim)
             if self._capacity - self.used_tokens >= len(self.running):
                 break
@@ -613,11 +464,6 @@ class Scheduler:
 
     # --- weights ------------------------------------------------------------------------------------------------------
 
-    def block_for(self, duration_ns: int, after: Callable[[], None]) -> None:
-        """Stand still for ``duration_ns`` from this boundary on, then call ``after``. Later messages wait."""
-        self._load_ns = duration_ns
-        self._after_load = after
-
     def flush(self) -> bool:
         """Empty the prefix cache; False, and nothing changed, while requests hold memory or wait to be scheduled.
 
@@ -627,6 +473,3 @@ class Scheduler:
             return False
         self.cache.clear()
         return True
-
-    def _now_ns(self) -> int:
-        return -(-self._now_ps // PS_PER_NS)

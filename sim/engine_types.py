@@ -94,14 +94,47 @@ class Request:
     step touches no request.
     """
 
-    __slots__ = ("blocks", "cached", "cached_seen", "computed", "done", "finish_at",
-                 "first_token_ns", "fixed",
-                 "joined_at", "max_new", "node", "node_depth", "on_token", "output_tokens", "private",
-                 "prompt_tokens", "queue_ns", "retractions", "rid", "seq", "span_start", "spans", "stale", "state",
-                 "submitted_ns", "tokens")
+    __slots__ = (
+        "blocks",
+        "cached",
+        "cached_seen",
+        "computed",
+        "done",
+        "finish_at",
+        "first_token_ns",
+        "fixed",
+        "joined_at",
+        "max_new",
+        "node",
+        "node_depth",
+        "on_token",
+        "output_tokens",
+        "private",
+        "prompt_tokens",
+        "queue_ns",
+        "retractions",
+        "rid",
+        "seq",
+        "span_start",
+        "spans",
+        "stale",
+        "state",
+        "submitted_ns",
+        "tokens",
+    )
 
-    def __init__(self, rid: str, prompt_tokens: int, output_tokens: int, max_new: int, fixed: bool,
-                 blocks: tuple[int, ...], done: Done | None, on_token: OnToken | None, submitted_ns: int) -> None:
+    def __init__(
+        self,
+        rid: str,
+        prompt_tokens: int,
+        output_tokens: int,
+        max_new: int,
+        fixed: bool,
+        blocks: tuple[int, ...],
+        done: Done | None,
+        on_token: OnToken | None,
+        submitted_ns: int,
+    ) -> None:
         self.rid = rid
         self.prompt_tokens = prompt_tokens
         self.output_tokens = output_tokens

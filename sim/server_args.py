@@ -1,8 +1,9 @@
-"""Names of SGLang 0.5.23's server arguments, as /server_info lists them. Names only: most are not modelled and read null."""
+"""Names of SGLang 0.5.23's server arguments, as /server_info lists them. Most are not modelled and read null."""
 
 from __future__ import annotations
 
-SERVER_ARGS: tuple[str, ...] = tuple("""
+SERVER_ARGS: tuple[str, ...] = tuple(
+    """
 _radix_eviction_policy_explicitly_set _speculative_draft_quantization_explicitly_set
 _swa_full_tokens_ratio_explicitly_set abort_on_priority_when_disabled admin_api_key allow_auto_truncate
 allowed_media_domains api_key asr_max_buffer_seconds asr_max_concurrent_sessions attention_backend attn_cp_size
@@ -129,4 +130,5 @@ watermark_context_window watermark_default_enabled watermark_enforce_all waterma
 watermark_max_probability watermark_mixing_probability weight_cache_mode weight_cache_socket weight_cache_timeout
 weight_loader_disable_mmap weight_loader_drop_cache_after_load weight_loader_prefetch_checkpoints
 weight_loader_prefetch_num_threads weight_version
-""".split())
+""".split()
+)

@@ -19,16 +19,25 @@ S = 1_000_000_000
 class World:
     """One engine on its own clock. ``log`` has (time, what, payload) of every callback and evidence event."""
 
-    def __init__(self, profile: EngineProfile | None = None, *, fast_path: bool = True, started: bool = True,
-                 evidence: bool = True) -> None:
+    def __init__(
+        self,
+        profile: EngineProfile | None = None,
+        *,
+        fast_path: bool = True,
+        started: bool = True,
+        evidence: bool = True,
+    ) -> None:
         self.env = simpy.Environment(0)  # type: ignore[arg-type]
         self.log: list[tuple[int, str, Any]] = []
         self.results: dict[str, EngineResult] = {}
         self.replies: list[tuple[int, AdminResult]] = []
         self.exits: list[tuple[int, str]] = []
         self.engine = SimEngine(
-            self.env, profile or tiny(), emit=self._emit if evidence else None,
-            on_exit=lambda why: self.exits.append((self.env.now, why)), fast_path=fast_path,
+            self.env,
+            profile or tiny(),
+            emit=self._emit if evidence else None,
+            on_exit=lambda why: self.exits.append((self.env.now, why)),
+            fast_path=fast_path,
         )
         if started:
             self.engine.start()
@@ -47,7 +56,9 @@ class World:
         event.callbacks.append(lambda _: action())
         self.env.schedule(event, delay=time - self.env.now)  # type: ignore[arg-type]
 
-    def submit(self, rid: str, prompt: int = 20, new: int = 10, blocks: tuple[int, ...] | None = None, **more: Any) -> None:
+    def submit(
+        self, rid: str, prompt: int = 20, new: int = 10, blocks: tuple[int, ...] | None = None, **more: Any
+    ) -> None:
         self.engine.submit(rid, prompt, new, blocks, done=self.done, **more)
 
     def done(self, result: EngineResult) -> None:

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sim import engine_metrics
+from sim.engine_types import EngineResult
 from sim.profiles import EngineProfile
 from tests.sim.engine_world import MS, S, World, tiny
 
@@ -19,10 +20,18 @@ PRESSURE: dict[str, dict[str, Any]] = {
     "small_memory": {"kv_capacity_tokens": 600},
     "few_slots": {"max_running_requests": 3},
     "small_chunks": {"chunked_prefill_size": 48, "max_prefill_tokens": 64},
-    "odd_costs": {"decode_base_ps": 1_234_567_891, "decode_per_context_token_ps": 777, "decode_per_request_ps": 13,
-                  "request_intake_ns": 1},
+    "odd_costs": {
+        "decode_base_ps": 1_234_567_891,
+        "decode_per_context_token_ps": 777,
+        "decode_per_request_ps": 13,
+        "request_intake_ns": 1,
+    },
     "free_context": {"decode_per_context_token_ps": 0},
-    "eager_admission": {"kv_capacity_tokens": 640, "new_token_ratio_init_ppm": 50_000, "new_token_ratio_min_ppm": 10_000},
+    "eager_admission": {
+        "kv_capacity_tokens": 640,
+        "new_token_ratio_init_ppm": 50_000,
+        "new_token_ratio_min_ppm": 10_000,
+    },
 }
 
 
@@ -40,19 +49,33 @@ def play(profile: EngineProfile, script: list[tuple[int, str, Any]], fast_path: 
             rid, prompt, new, blocks, eos = what
             world.submit(rid, prompt, new, blocks, ignore_eos=eos is None, eos_after=eos)
         elif name == "stream":
-            world.engine.submit(what, 30, 25, done=world.done,
-                                on_token=lambda rid, n: world.log.append((world.env.now, "token", (rid, n))))
+            world.engine.submit(
+                what,
+                30,
+                25,
+                done=world.done,
+                on_token=lambda rid, n: world.log.append((world.env.now, "token", (rid, n))),
+            )
         elif name == "resubmit_on_done":
+
             def again(result: Any) -> None:
                 world.done(result)
                 serial[0] += 1
                 if serial[0] < 6 and engine.listening:
                     engine.submit(f"{what}+{serial[0]}", 25, 12, done=again)
+
             engine.submit(what, 25, 12, done=again)
         elif name == "load":
             version, flush, abort, failure = what
-            engine.load_weights(version, 4_000_000, f"hash-{version}", flush_cache=flush, abort_all_requests=abort,
-                                failure=failure, done=world.reply)
+            engine.load_weights(
+                version,
+                4_000_000,
+                f"hash-{version}",
+                flush_cache=flush,
+                abort_all_requests=abort,
+                failure=failure,
+                done=world.reply,
+            )
         elif name == "pause":
             engine.pause(what, done=world.reply)
         elif name == "abort":
@@ -84,19 +107,39 @@ def random_script(seed: int) -> list[tuple[int, str, Any]]:
     script: list[tuple[int, str, Any]] = []
     span = rng.choice((200, 2_000, 20_000)) * MS
     for index in range(rng.randint(5, 60)):
-        prompt = rng.choice((1, 5, 31, 32, 33, 100, 300))
+        prompt = rng.choice((1, 5, 31, 32, 33, 100, 300, 490))
         blocks = tuple(rng.choice((0, 1)) * 100 + n for n in range(-(-prompt // 32))) if rng.random() < 0.5 else None
         eos = rng.randint(1, 60) if rng.random() < 0.2 else None
         script.append((rng.randrange(span), "submit", (f"r{index}", prompt, rng.randint(1, 200), blocks, eos)))
     for turn in range(rng.randint(0, 12)):
-        name, what = rng.choice((
-            ("pause", "abort"), ("pause", "in_place"), ("pause", "retract"), ("resume", None), ("flush_cache", None),
-            ("abort", "r1"), ("abort", "*"), ("abort", "r7"), ("read", None), ("read", None), ("health", None),
-            ("load", (f"v{rng.randint(1, 3)}", True, False, "")), ("load", (f"v{rng.randint(1, 3)}", False, False, "")),
-            ("load", ("v9", True, True, "")), ("load", ("v8", True, False, "no such path")), ("label", "label-only"),
-            ("slow", 2_500_000), ("slow", 1_000_000), ("freeze", None), ("thaw", None), ("wedge", None), ("unwedge", None),
-            ("stream", f"s{turn}"), ("resubmit_on_done", f"again{turn}"),
-        ))
+        name, what = rng.choice(
+            (
+                ("pause", "abort"),
+                ("pause", "in_place"),
+                ("pause", "retract"),
+                ("resume", None),
+                ("flush_cache", None),
+                ("abort", "r1"),
+                ("abort", "*"),
+                ("abort", "r7"),
+                ("read", None),
+                ("read", None),
+                ("health", None),
+                ("load", (f"v{rng.randint(1, 3)}", True, False, "")),
+                ("load", (f"v{rng.randint(1, 3)}", False, False, "")),
+                ("load", ("v9", True, True, "")),
+                ("load", ("v8", True, False, "no such path")),
+                ("label", "label-only"),
+                ("slow", 2_500_000),
+                ("slow", 1_000_000),
+                ("freeze", None),
+                ("thaw", None),
+                ("wedge", None),
+                ("unwedge", None),
+                ("stream", f"s{turn}"),
+                ("resubmit_on_done", f"again{turn}"),
+            )
+        )
         script.append((rng.randrange(span), name, what))
         if name in ("pause", "freeze", "wedge") and rng.random() < 0.9:
             undo = {"pause": "resume", "freeze": "thaw", "wedge": "unwedge"}[name]
@@ -119,15 +162,24 @@ def test_fixed_seeds_give_equal_logs(pressure: str, block: int) -> None:
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(
     arrivals=st.lists(
-        st.tuples(st.integers(0, 3_000_000_000), st.integers(1, 300), st.integers(1, 150)), min_size=1, max_size=25),
-    base=st.integers(1, 5_000_000_000), context=st.integers(0, 3_000_000), intake=st.integers(1, 5_000_000),
-    capacity=st.integers(502, 3_000), reads=st.lists(st.integers(0, 5_000_000_000), max_size=5),
+        st.tuples(st.integers(0, 3_000_000_000), st.integers(1, 300), st.integers(1, 150)), min_size=1, max_size=25
+    ),
+    base=st.integers(1, 5_000_000_000),
+    context=st.integers(0, 3_000_000),
+    intake=st.integers(1, 5_000_000),
+    capacity=st.integers(502, 3_000),
+    reads=st.lists(st.integers(0, 5_000_000_000), max_size=5),
 )
 def test_any_costs_and_arrivals_give_equal_logs(
     arrivals: list[tuple[int, int, int]], base: int, context: int, intake: int, capacity: int, reads: list[int]
 ) -> None:
-    profile = tiny(context_length=500, decode_base_ps=base, decode_per_context_token_ps=context,
-                   request_intake_ns=intake, kv_capacity_tokens=capacity)
+    profile = tiny(
+        context_length=500,
+        decode_base_ps=base,
+        decode_per_context_token_ps=context,
+        request_intake_ns=intake,
+        kv_capacity_tokens=capacity,
+    )
     script: list[tuple[int, str, Any]] = [
         (time, "submit", (f"r{index}", prompt, new, None, None)) for index, (time, prompt, new) in enumerate(arrivals)
     ]
@@ -144,6 +196,25 @@ def test_the_fast_path_is_taken_at_all() -> None:
 
     assert events(True) < 20
     assert events(False) > 400
+
+
+def test_the_scripts_meet_what_could_break_the_fast_path() -> None:
+    """Equality proves little if nothing happened: retraction, aborts, hits of both kinds, spans that meet."""
+    seen = dict.fromkeys(("retracted", "aborted", "cached", "stale", "two versions", "refused"), 0)
+    for changes in PRESSURE.values():
+        profile = tiny(**{"context_length": 500, **changes})
+        for seed in range(25):
+            for line in play(profile, random_script(seed), True).splitlines():
+                _, what, payload = eval(line, {"__builtins__": {}})
+                if what == "done":
+                    result = EngineResult(*payload)
+                    seen["retracted"] += result.num_retractions > 0
+                    seen["aborted"] += result.finish_reason == "abort"
+                    seen["cached"] += result.cached_tokens > 0
+                    seen["stale"] += result.stale_cached_tokens > 0
+                    seen["two versions"] += len(result.weight_versions) > 1
+                    seen["refused"] += result.status == 400
+    assert min(seen.values()) > 10, seen
 
 
 def test_the_same_script_gives_the_same_digest_twice() -> None:
