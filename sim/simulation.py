@@ -42,7 +42,7 @@ class Simulation:
         costs_s: service cost of a message by actor name or class name, beside ``timings.call_cost_s``.
         drift_ppb: bound of the nodes' clock drift, parts per billion.
         wall_epoch_s: what wall clocks show at time 0.
-        fast_path: let engines skip ahead; results are equal without.
+        fast_path: let engines skip ahead and messages take the short way; results are equal without.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Simulation:
             copy_always=copy_always,
             wall_epoch_s=wall_epoch_s,
         )
-        self.network = Network(self.world, self.timings)
+        self.network = Network(self.world, self.timings, fast_path=fast_path)
         self.cluster = Cluster(
             self.world,
             self.network,
