@@ -180,6 +180,8 @@ class ActorProcess(Process):
             return
         if call.position > lane.next:
             lane.early[call.position] = call
+            if call.cancelled and not call.answered:
+                self._answer_cancelled(call)
         elif call.position == lane.next:
             self._admit(call)
         # A lower position is a duplicate of a call that has started: sequence numbers make delivery at most once.
@@ -308,6 +310,8 @@ class ActorProcess(Process):
             self._admit(_next_in_lane(call))
         elif not call.answered:
             call.cancelled = True  # it overtook its call, or that one waits for its turn
+            if call.lane is not None and call.lane.early.get(call.position) is call:
+                self._answer_cancelled(call)  # at once; its place in the lane is passed over when its turn comes
 
 
 def _cancelled(call: Call) -> CallCancelled:
