@@ -76,12 +76,15 @@ class SimEngine(EngineLifecycle):
         self.metrics = EngineMetrics()
         self.weights = WeightLoader(self)
         self._held: list[Callable[[], None]] = []  # kept back by a pause, counted nowhere
+        self._pausing = False  # a pause waits for its aborts, and holds the lock of every pause, continue and load
+        self._locked_out: list[Callable[[], None]] = []
         self._last_loads: dict[str, int] | None = None
 
     def kill(self) -> None:
         """SIGKILL: from now on nothing of this process happens, and no callback of it fires."""
         super().kill()
         self._held.clear()
+        self._locked_out.clear()
         self.weights.blocked.clear()
 
     # --- generation ---------------------------------------------------------------------------------------------------
@@ -276,8 +279,11 @@ class SimEngine(EngineLifecycle):
 
         ``abort`` ends what is in flight (finish_reason abort, partial output) and answers at a 1 s poll if there was
         any; ``in_place`` keeps running requests and their KV; ``retract`` frees their KV, to be recomputed.
+
+        ``abort`` holds a lock until nothing is in flight [read]: later pauses, continues and weight loads wait for it.
+        So after ``in_place`` with requests running it never answers, nor does the ``continue`` that would help.
         """
-        if self.postponed(lambda: self.pause(mode, done=done)):
+        if self.postponed(lambda: self.pause(mode, done=done)) or self._locked(lambda: self.pause(mode, done=done)):
             return
         self.check_listening()
         if mode not in ("abort", "retract", "in_place"):
@@ -286,6 +292,7 @@ class SimEngine(EngineLifecycle):
         self.paused = True
         if mode == "abort":
             self.record("engine.paused", mode=mode)
+            self._pausing = True
             self._abort_until_empty(done)
         else:
             self.scheduler.push(self._do_pause, mode)
@@ -296,7 +303,17 @@ class SimEngine(EngineLifecycle):
             self.scheduler.push(self._do_abort, "")
             self.after(self.profile.abort_poll_ns, lambda: self._abort_until_empty(done))
         else:
+            self._pausing = False
             self.reply(done, _PAUSED)
+            locked_out, self._locked_out = self._locked_out, []
+            for call in locked_out:
+                call()
+
+    def _locked(self, call: Callable[[], None]) -> bool:
+        """Whether a pause holds the lock; then ``call`` runs after it."""
+        if self._pausing:
+            self._locked_out.append(call)
+        return self._pausing
 
     def _do_pause(self, mode: str) -> None:
         scheduler = self.scheduler
@@ -309,7 +326,7 @@ class SimEngine(EngineLifecycle):
 
     def resume(self, *, done: AdminDone | None = None) -> None:
         """POST /continue_generation. Held requests go on in the order they came. Idempotent."""
-        if self.postponed(lambda: self.resume(done=done)):
+        if self.postponed(lambda: self.resume(done=done)) or self._locked(lambda: self.resume(done=done)):
             return
         self.check_listening()
         if self.paused:
@@ -337,8 +354,8 @@ class SimEngine(EngineLifecycle):
             send()
 
     def _do_resume(self, _: None) -> None:
-        self.scheduler.paused = False
         self._last_loads = None
+        self.scheduler.unpause()
         self.record("engine.resumed")
 
     def flush_cache(self, *, done: AdminDone | None = None) -> None:
@@ -390,7 +407,7 @@ class SimEngine(EngineLifecycle):
                 done=done,
             )
 
-        if self.postponed(again):
+        if self.postponed(again) or self._locked(again):
             return
         self.check_listening()
         if abort_all_requests:

@@ -25,6 +25,16 @@ IDLE, PREFILLING, DECODING, LOADING = range(4)
 Handler = Callable[[Any], None]
 
 
+class _Boundary(Event):
+    """A SimPy event that has happened, made in one attribute store instead of five."""
+
+    _ok = True
+
+    def __init__(self, callbacks: list[Callable[[Event], None]], generation: int) -> None:
+        self.callbacks = callbacks  # type: ignore[assignment]  # SimPy only reads the list: all boundaries share it
+        self._value = generation
+
+
 class Iterations:
     """When iterations begin and end; ``Scheduler`` says what they do.
 
@@ -43,6 +53,8 @@ class Iterations:
         self.dead = False
         self._intake = intake_ns
         self._priority = priority
+        self._enqueue = self.env.schedule
+        self._callbacks: list[Callable[[Event], None]] = [self._on_event]
         self._kind = IDLE
         self._start_ps = 0
         self._step_ps = 0  # cost of the first step of the run
@@ -80,6 +92,8 @@ class Iterations:
 
     def push(self, handler: Handler | None, payload: Any) -> None:
         """Send one message to the scheduler; with no handler the payload is a Request. Seen at a boundary, in order."""
+        if self.dead:
+            return
         due = self.env.now + self._intake
         self.inbox.append((due, handler, payload))
         if self._kind == DECODING:
@@ -91,13 +105,13 @@ class Iterations:
     def hold(self) -> None:
         """Stop at the next boundary without processing it (SIGSTOP, wedge)."""
         self.held = True
-        if self._kind == DECODING and self._steps > 1 and self.env.now < self._end_ns:
+        if self._kind == DECODING and self._steps > 1 and self.env.now < self._end_ns and not self.dead:
             self._shorten(self.env.now)  # a boundary of this very instant has not been processed yet
 
     def unhold(self) -> None:
         """Go on; a boundary that passed meanwhile is processed now."""
         self.held = False
-        if self._stuck:
+        if self._stuck and not self.dead:
             self._stuck = False
             self._schedule(self.env.now + 1)
 
@@ -125,12 +139,8 @@ class Iterations:
     # --- time ---------------------------------------------------------------------------------------------------------
 
     def _schedule(self, at_ns: int) -> None:
-        self._generation += 1
-        event = Event(self.env)
-        event._ok = True
-        event._value = self._generation
-        event.callbacks.append(self._on_event)
-        self.env.schedule(event, self._priority, at_ns - self.env.now)  # type: ignore[arg-type]
+        self._generation = generation = self._generation + 1
+        self._enqueue(_Boundary(self._callbacks, generation), self._priority, at_ns - self.env._now)
 
     def _kick(self, at_ns: int) -> None:
         self._kicked = True

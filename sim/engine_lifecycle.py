@@ -177,7 +177,7 @@ class EngineLifecycle:
 
     def serve(self, action: Callable[[], None]) -> None:
         """Run ``action`` (the rendering of a GET) as soon as the process can: now, or after SIGCONT; never if dead."""
-        if not self.postponed(action):
+        if not self.postponed(action) and self.alive:
             action()
 
     # --- machinery ----------------------------------------------------------------------------------------------------

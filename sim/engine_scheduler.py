@@ -76,10 +76,12 @@ class Scheduler(Iterations):
         self._streams = 0
         self._full = False
         self._ratio = profile.new_token_ratio_init_ppm
+        self._ratio_min = profile.new_token_ratio_min_ppm
         self._ratio_decay = (
             profile.new_token_ratio_init_ppm - profile.new_token_ratio_min_ppm
         ) // profile.new_token_ratio_decay_steps
         self._no_decay = 0
+        self._doomed: list[Request] = []  # aborted during a pause, to end with it
         self._log_ps = 0
         self._log_tokens = 0
 
@@ -297,9 +299,9 @@ class Scheduler(Iterations):
 
     def _start_decode(self) -> None:
         batch = len(self.running)
-        free = self._capacity - self.used_tokens
+        free = self._capacity - self.private_tokens - self.cache.total_tokens + self.cache.evictable_tokens
         if free < batch:
-            self._retract_for_memory(free)
+            self._retract_for_memory()
             batch = len(self.running)
             free = self._capacity - self.used_tokens
         heap = self._heap
@@ -307,7 +309,9 @@ class Scheduler(Iterations):
             heappop(heap)
         # Right after a retraction the batch is not full: the next iteration looks at the queue again.
         if self._fast and not self._streams and (self._full or not self.waiting):
-            steps = min(heap[0][0] - self.decode_steps, free // batch)
+            steps = heap[0][0] - self.decode_steps
+            if steps * batch > free:
+                steps = free // batch
         else:
             steps = 1
         costs = self.costs
@@ -336,11 +340,10 @@ class Scheduler(Iterations):
         short = self.private_tokens + self.cache.total_tokens - self._capacity
         if short > 0:
             self.cache.evict(short)
-        self._ratio = max(
-            self.profile.new_token_ratio_min_ppm, self._ratio - self._ratio_decay * (steps - self._no_decay)
-        )
+        ratio = self._ratio - self._ratio_decay * (steps - self._no_decay)
+        self._ratio = ratio if ratio > self._ratio_min else self._ratio_min
         self._no_decay = 0
-        end = self._after(steps)
+        end = self._end_ps if steps == self._steps else self._after(steps)
         self._start_ps = end
         self._step_ps += self._slope_ps * steps
         self._steps -= steps
@@ -407,7 +410,15 @@ class Scheduler(Iterations):
         self.on_finish(request, tokens, reason)
 
     def abort(self, request: Request) -> None:
-        """End ``request`` now, wherever it is. Only at a boundary."""
+        """End ``request``, wherever it is. Only at a boundary.
+
+        A request that has been computing ends in SGLang after its next iteration [read]: while paused there is none,
+        so it stays silent until the pause ends.
+        """
+        if self.paused and request.state in (RUNNING, PREFILL):
+            if request not in self._doomed:
+                self._doomed.append(request)
+            return
         if request.state == RUNNING:
             self._leave(request)
         elif request.state == PREFILL:
@@ -419,6 +430,14 @@ class Scheduler(Iterations):
         else:
             return
         self._end(request, request.tokens, "abort")
+
+    def unpause(self) -> None:
+        """Go on, and end what was aborted during the pause."""
+        self.paused = False
+        doomed, self._doomed = self._doomed, []
+        for request in doomed:
+            if not self.dead:
+                self.abort(request)
 
     def live(self) -> list[Request]:
         """Every request that the scheduler holds, waiting ones first, as its abort looks through them."""
@@ -447,7 +466,7 @@ class Scheduler(Iterations):
         self.retracted += 1
         self.waiting.append(request)
 
-    def _retract_for_memory(self, free: int) -> None:
+    def _retract_for_memory(self) -> None:
         """SGLang's ``retract_decode``: at least one goes, then as many as it takes for one more step of the rest."""
         steps = self.decode_steps
         while len(self.running) > 1:

@@ -253,6 +253,42 @@ def test_pause_and_continue_are_idempotent(world: World) -> None:
     assert world.results["r-0"].num_retractions == 1
 
 
+def test_an_abort_during_an_in_place_pause_is_silent_until_the_pause_ends(world: World) -> None:
+    half_way(world)
+    world.engine.pause("in_place")
+    world.run_for(100 * MS)
+    world.engine.abort("r-0", done=world.reply)
+    world.run_for(30 * S)
+    assert world.replies[0][1].status == 200 and world.results == {}
+    world.engine.resume()
+    world.run()
+    assert world.results["r-0"].finish_reason == "abort"
+    assert world.engine.scheduler.used_tokens == 0
+
+
+def test_pause_abort_after_pause_in_place_never_answers_and_locks_continue_out(world: World) -> None:
+    half_way(world)
+    world.engine.pause("in_place")
+    world.run_for(100 * MS)
+    world.engine.pause("abort", done=world.reply)
+    world.engine.resume(done=world.reply)
+    load(world)
+    world.run_for(600 * S)
+    assert world.replies == [] and world.results == {}
+
+
+def test_continue_waits_for_the_pause_before_it(world: World) -> None:
+    half_way(world)
+    began = world.env.now
+    world.engine.pause("abort", done=world.reply)
+    world.engine.resume(done=world.reply)
+    world.submit("next", 20, 5)
+    world.run()
+    first, second = (answered - began for answered, _ in world.replies)
+    assert 1 * S <= first <= second < 1010 * MS
+    assert world.results["next"].finish_reason == "length"
+
+
 @pytest.mark.parametrize(("mode", "status"), [("abort", 200), ("retract", 200), ("in_place", 400)])
 def test_flush_while_paused(world: World, mode: str, status: int) -> None:
     half_way(world)
@@ -533,6 +569,18 @@ def test_after_kill_nothing_fires(world: World) -> None:
     assert world.log[before:] == [] and world.replies == [] and world.results == {} and world.exits == []
     with pytest.raises(EngineNotListening):
         world.submit("dead", 20, 5)
+
+
+def test_calls_on_a_killed_engine_wake_nothing(world: World) -> None:
+    half_way(world)
+    world.engine.kill()
+    world.engine.slow(2_000_000)
+    world.engine.wedge()
+    world.engine.unwedge()
+    world.engine.serve(lambda: world.log.append((world.env.now, "served", None)))
+    before = len(world.log)
+    world.run()
+    assert world.log[before:] == []
 
 
 def test_kill_from_inside_a_callback_stops_the_rest_of_that_instant(world: World) -> None:
