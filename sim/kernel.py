@@ -16,7 +16,7 @@ from itertools import count
 from typing import Any
 
 from sim.clock import Clock, Draw, Entry, NodeClock, SimulationStopped
-from sim.loop import ActorLoop, SimTimer, background
+from sim.loop import ActorLoop, SimHandle, background
 
 _set_running = _aio_events._set_running_loop
 _heappop = heapq.heappop
@@ -50,7 +50,7 @@ class Kernel:
         self.callbacks = 0  # run so far, on any loop of this kernel
         self.steps = 0
         self._instant_step = 0  # the first step of the present instant
-        self.mix = 0  # rolling digest of (time, actor) of every iteration
+        self.mix = 0  # rolling digest of (time, actor), in the order of the iterations
         self.stall_ns = 900_000_000_000
         self.open_work: Callable[[], list[str]] = list
         self.on_anomaly: Callable[[ActorLoop | None, str, str], None] | None = None
@@ -101,7 +101,7 @@ class Kernel:
         steps = self.steps
         collect_at = steps - steps % _GC_STEPS + _GC_STEPS
         try:
-            if until():
+            if not self._runnable and until():
                 return "completed"
             while True:
                 runnable = self._runnable
@@ -111,7 +111,7 @@ class Kernel:
                     elif self.explore is not None:
                         self._iterate(runnable.pop(self.explore.below(len(runnable))))
                     else:
-                        # A round: everyone who is runnable now gets one turn, in creation order, before anyone gets two.
+                        # A round: who is runnable now gets one turn, in creation order, before anyone gets two.
                         self._runnable = []
                         runnable.sort(key=_index)
                         for loop in runnable:
@@ -137,7 +137,7 @@ class Kernel:
                     item = _heappop(queue)[3]
                     steps += 1
                     kind = type(item)
-                    if kind is SimTimer:
+                    if kind is SimHandle:
                         item._scheduled = False
                         if item._cancelled:
                             clock.cancelled -= 1
@@ -213,20 +213,22 @@ class Kernel:
                 if loop._inbox:
                     self._serve(loop)
                 return
-        self.mix = hash((self.mix, now, loop.index))  # of ints: the same in every process
         self.callbacks += todo
         if loop._instant != now:
             loop._instant = now
             loop._instant_callbacks = todo
+            self.mix = hash((self.mix, now, loop.index))  # of ints: the same in every process
         else:
             loop._instant_callbacks += todo
             if loop._instant_callbacks > LIVELOCK_CALLBACKS:
                 raise SimulationStopped("livelock", self._livelock_report(loop))
-        trace = self.trace
+            if self.current is not loop:  # else the same (time, actor) again, which callbacks counts
+                self.mix = hash((self.mix, now, loop.index))
         if self.current is not loop:
             # Left set until another actor or kernel code runs: most iterations follow one of the same actor.
             self.current = loop
             _set_running(loop)
+        trace = self.trace
         while todo:
             todo -= 1
             handle = ready.popleft()
@@ -258,7 +260,8 @@ class Kernel:
         if cost_ns:
             loop._busy_until = self.clock._now + cost_ns
             loop._blocked = True
-            self.clock.call_at(loop._busy_until, loop._free)
+            # Whether this is progress is told by the message served, not by its cost.
+            self.clock.call_at(loop._busy_until, loop._free, background=True)
         else:
             loop._io.append(handle)
             loop._serving = None
@@ -283,7 +286,7 @@ class Kernel:
             for entry in self.clock._queue:
                 item: Any = entry[3]
                 kind = type(item)
-                if kind is SimTimer:
+                if kind is SimHandle:
                     if not item._context.get(background, False) and not item._cancelled and not item._loop.dead:
                         return
                 elif kind is Entry:

@@ -51,35 +51,22 @@ class SimTask(asyncio.Task):  # type: ignore[type-arg]
     __hash__ = SimFuture.__hash__  # type: ignore[assignment]
 
 
-class SimHandle(asyncio.Handle):
+class SimHandle(asyncio.TimerHandle):
+    """A callback to be run by a loop, at once (``_when`` is None) or at a time.
+
+    One class for both: the kernel reads these fields for every callback, and CPython caches a field's place only where
+    it meets one type. The fields are set by the loop's call_soon, call_later and call_at, without an ``__init__``.
+    """
+
     __slots__ = ()
 
-    def __init__(self, callback: Any, args: Any, loop: ActorLoop, context: contextvars.Context | None) -> None:
-        # Written out instead of super().__init__: this runs for every callback of every actor.
-        self._context = contextvars.copy_context() if context is None else context
-        self._loop = loop
-        self._callback = callback
-        self._args = args
-        self._cancelled = False
-        self._repr = None
-        self._source_traceback = None
+    # By identity, as asyncio.Handle; asyncio.TimerHandle compares times.
+    __hash__ = asyncio.Handle.__hash__
+    __eq__ = asyncio.Handle.__eq__
 
-
-class SimTimer(asyncio.TimerHandle):
-    __slots__ = ()
-
-    def __init__(
-        self, when: float, callback: Any, args: Any, loop: ActorLoop, context: contextvars.Context | None
-    ) -> None:
-        self._context = contextvars.copy_context() if context is None else context
-        self._loop = loop
-        self._callback = callback
-        self._args = args
-        self._cancelled = False
-        self._repr = None
-        self._source_traceback = None
-        self._when = when
-        self._scheduled = True
+    # typeshed does not declare the fields of handles.
+    _scheduled: bool
+    _loop: ActorLoop
 
     def cancel(self) -> None:
         if not self._cancelled:
@@ -87,14 +74,18 @@ class SimTimer(asyncio.TimerHandle):
                 self._loop._clock.note_cancelled()
             # As asyncio.Handle.cancel, which clears what it holds.
             self._cancelled = True
-            if self._loop.get_debug():
+            if self._loop._debug:
                 self._repr = repr(self)
-            self._callback = None
-            self._args = None
+            self._callback = None  # type: ignore[assignment]
+            self._args = None  # type: ignore[assignment]
 
     @property
     def gone(self) -> bool:
         return self._cancelled or self._loop.dead
+
+
+_copy_context = contextvars.copy_context
+_new_handle = SimHandle.__new__
 
 
 class ActorLoop(RefusedLoop):
@@ -105,6 +96,14 @@ class ActorLoop(RefusedLoop):
     """
 
     seatrial_backend: Any = None
+
+    # More than 30 fields, beyond which instances share no keys: slots are smaller, and quicker to reach.
+    __slots__ = (
+        "_asyncgens", "_blocked", "_busy_until", "_clock", "_closed", "_context",
+        "_debug", "_due", "_exception_handler", "_inbox", "_instant", "_instant_callbacks", "_io", "_kept",
+        "_kernel", "_queued", "_ready", "_serving", "_shut", "_stopping", "_task_factory", "_todo",
+        "dead", "drift_ppb", "frozen", "index", "name", "origin_ns", "slow_percent",
+    )
 
     def __init__(self, kernel: Kernel, name: str, index: int, node_clock: NodeClock) -> None:
         self._kernel = kernel
@@ -135,8 +134,6 @@ class ActorLoop(RefusedLoop):
         self._debug = False
         self._exception_handler: Callable[[asyncio.AbstractEventLoop, dict[str, Any]], object] | None = None
         self._task_factory: Any = None
-        self._asyncgens_shutdown_called = False
-        self._unix_signal_handlers: dict[int, Any] = {}
 
     def __repr__(self) -> str:
         state = "dead" if self.dead else "frozen" if self.frozen else "alive"
@@ -151,8 +148,33 @@ class ActorLoop(RefusedLoop):
             t += t * self.drift_ppb // 1_000_000_000
         return (t + self.origin_ns) / 1_000_000_000
 
-    def call_soon(self, callback: Any, *args: Any, context: contextvars.Context | None = None) -> asyncio.Handle:
-        handle = SimHandle(callback, args, self, context)
+    def _handle(self, callback: Any, args: Any, context: contextvars.Context | None) -> SimHandle:
+        handle: Any = _new_handle(SimHandle)
+        handle._context = _copy_context() if context is None else context
+        handle._loop = self
+        handle._callback = callback
+        handle._args = args
+        handle._cancelled = False
+        handle._repr = None
+        handle._source_traceback = None
+        handle._when = None
+        handle._scheduled = False  # in the clock's queue
+        return handle
+
+    def call_soon(  # type: ignore[override]
+        self, callback: Any, *args: Any, context: contextvars.Context | None = None
+    ) -> asyncio.Handle:
+        # _handle written out, as in call_later: these two run for everything that an actor does.
+        handle: Any = _new_handle(SimHandle)
+        handle._context = _copy_context() if context is None else context
+        handle._loop = self
+        handle._callback = callback
+        handle._args = args
+        handle._cancelled = False
+        handle._repr = None
+        handle._source_traceback = None
+        handle._when = None
+        handle._scheduled = False  # in the clock's queue
         if self._shut:
             self._check_closed()
             return handle
@@ -162,13 +184,13 @@ class ActorLoop(RefusedLoop):
             self._kernel._runnable.append(self)
         return handle
 
-    def call_soon_threadsafe(
+    def call_soon_threadsafe(  # type: ignore[override]
         self, callback: Any, *args: Any, context: contextvars.Context | None = None
     ) -> asyncio.Handle:
         # There is one thread in the simulated world, so this is call_soon; kept because libraries call it.
         return self.call_soon(callback, *args, context=context)
 
-    def call_later(
+    def call_later(  # type: ignore[override]
         self, delay: float, callback: Any, *args: Any, context: contextvars.Context | None = None
     ) -> asyncio.TimerHandle:
         if delay is None:
@@ -179,14 +201,23 @@ class ActorLoop(RefusedLoop):
         if self.drift_ppb:
             return self.call_at(self.time() + delay, callback, *args, context=context)
         t_ns = clock._now + ns
-        timer = SimTimer((t_ns + self.origin_ns) / 1_000_000_000, callback, args, self, context)
+        timer: Any = _new_handle(SimHandle)
+        timer._context = _copy_context() if context is None else context
+        timer._loop = self
+        timer._callback = callback
+        timer._args = args
+        timer._cancelled = False
+        timer._repr = None
+        timer._source_traceback = None
+        timer._when = (t_ns + self.origin_ns) / 1_000_000_000
+        timer._scheduled = True
         if self._shut:
             self._check_closed()
         else:
             _heappush(clock._queue, (t_ns, NORMAL, next(clock._eid), timer))  # type: ignore[misc]
         return timer
 
-    def call_at(
+    def call_at(  # type: ignore[override]
         self, when: float, callback: Any, *args: Any, context: contextvars.Context | None = None
     ) -> asyncio.TimerHandle:
         if when is None:
@@ -199,7 +230,9 @@ class ActorLoop(RefusedLoop):
         if t_ns <= now:
             # The deadline may be ahead by less than a nanosecond; see call_later.
             t_ns = now if when <= self.time() else now + 1
-        timer = SimTimer(when, callback, args, self, context)
+        timer: Any = self._handle(callback, args, context)
+        timer._when = when
+        timer._scheduled = True
         if self._shut:
             self._check_closed()
         else:
@@ -234,7 +267,7 @@ class ActorLoop(RefusedLoop):
         """
         if self.dead:
             return
-        handle = SimHandle(fn, args, self, self._context)
+        handle = self._handle(fn, args, self._context)
         if cost_ns and self.slow_percent != 100:
             cost_ns = cost_ns * self.slow_percent // 100
         if cost_ns or self._inbox:
@@ -371,7 +404,6 @@ class ActorLoop(RefusedLoop):
             raise RuntimeError("Event loop is closed")
 
     async def shutdown_asyncgens(self) -> None:
-        self._asyncgens_shutdown_called = True
         closing = list(self._asyncgens)
         self._asyncgens.clear()
         results = await asyncio.gather(*[agen.aclose() for agen in closing], return_exceptions=True)
