@@ -145,9 +145,6 @@ class ActorHost:
 
     @contextlib.contextmanager
     def _cancellable(self, header: Header, task: asyncio.Task[Any]) -> Any:
-        if header.call in self._cancelled_before:
-            self._cancelled_before.remove(header.call)
-            raise asyncio.CancelledError
         self._running[header.call] = task
         try:
             yield
@@ -160,16 +157,23 @@ class ActorHost:
         method = getattr(type(self._instance), header.method)
         slot: Any = self._slots if getattr(method, "__seatrial_data_call__", False) else contextlib.nullcontext()
         async with contextlib.AsyncExitStack() as stack:
+            overtaken = header.call in self._cancelled_before
+            if overtaken:
+                self._cancelled_before.remove(header.call)
             if header.order is not None:
                 sequence = self._sequences.setdefault(header.order[0], _Sequence())
                 position = header.order[1]
                 try:
+                    if overtaken:
+                        raise asyncio.CancelledError
                     await _turn(sequence, position)
                     await stack.enter_async_context(slot)
                 finally:
                     # Also when it was cancelled while waiting: the later ones must not wait for it for ever. They run
                     # in a later iteration of the loop, so this call takes its first step before them.
                     _pass_on(sequence, position)
+            elif overtaken:
+                raise asyncio.CancelledError
             else:
                 await stack.enter_async_context(slot)
             yield

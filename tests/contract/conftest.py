@@ -20,6 +20,8 @@ from tests.real.local_ray import local_ray
 T = TypeVar("T")
 
 GPUS = 8
+EXPLORED_SEEDS = 5
+"""Orders of events beside the default one in which the simulated arm runs every body. Ray picks one of its own."""
 BODY_TIMEOUT_S = 60.0
 
 
@@ -51,7 +53,12 @@ def world(request: pytest.FixtureRequest, tmp_path: pathlib.Path) -> Arm:
     if request.param == "sim":
         from sim.backend import run_sim
 
-        return Arm("sim", run_sim)
+        def in_several_orders(body: Callable[[Backend], Awaitable[Any]]) -> Any:
+            for seed in range(1, EXPLORED_SEEDS + 1):
+                run_sim(body, seed=seed, explore=True, copy_always=True)
+            return run_sim(body)
+
+        return Arm("sim", in_several_orders)
     request.getfixturevalue("ray_session")
     from real.backend import run_real
 

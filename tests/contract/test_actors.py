@@ -229,18 +229,30 @@ def test_ordered_view_holds_control_calls_behind_a_data_call_that_waits(world: A
 def test_cancelled_call_does_not_hold_up_its_ordered_view(world: Arm) -> None:
     async def body(backend: Backend) -> None:
         worker = await backend.spawn(Worker, name="worker", limits=Limits(data_calls=1))
-        occupying = worker.bounded_work("occupying", 0.5)
+        worker.bounded_work("occupying", 3600)
         await begun(worker, 1)
         view = worker.ordered()
         first, second, third = view.bounded_work("first", 0.0), view.note("second"), view.note("third")
-        worker.cancel(second)
-        worker.cancel(first)
-        for call in (first, second):
+        for call in (second, first):
+            worker.cancel(call)
             with pytest.raises(CallCancelled):
                 await call
         assert await third == "third"
-        await occupying
         assert (await worker.report())["begun"] == ["occupying", "third"]
+
+    world.run(body)
+
+
+def test_cancel_that_overtakes_its_call_does_not_hold_up_the_ordered_view(world: Arm) -> None:
+    async def body(backend: Backend) -> None:
+        worker = await backend.spawn(Worker, name="worker")
+        view = worker.ordered()
+        for i in range(10):
+            first, second = view.work("cancelled", 3600), view.note(i)
+            view.cancel(first)
+            with pytest.raises(CallCancelled):
+                await first
+            assert await second == i
 
     world.run(body)
 

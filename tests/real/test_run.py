@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from protocol.errors import ActorDied, StorageNotFound
+from protocol.errors import ActorDied, CallCancelled, StorageNotFound
 from tests.real.components import Claimant
 from tests.real.local_ray import ROOT, environment
 
@@ -102,6 +102,26 @@ def test_a_component_that_exits_is_a_crash(tmp_path: pathlib.Path) -> None:
     run_real(body, folder=str(tmp_path))
     last = (tmp_path / "events" / "leaver-1.jsonl").read_text().splitlines()[-1]
     assert '"kind":"actor.died"' in last and "SystemExit: 3" in last
+
+
+def test_a_cancel_that_arrives_before_its_call(tmp_path: pathlib.Path) -> None:
+    from real.backend import RealBackend, run_real
+
+    async def body(backend: RealBackend) -> None:
+        actor = await backend.spawn(Claimant, name="actor")
+        view = actor.ordered()
+        for calls in (view, actor):
+            number = backend.caller.next_number() + 1
+            await backend.caller.peer(actor).cancel.remote(number)
+            first, second = calls.claim(1), calls.claim(1)
+            assert first.number == number
+            with pytest.raises(CallCancelled):
+                await first
+            await second
+
+    run_real(body, folder=str(tmp_path))
+    claims = (tmp_path / "events" / "actor-1.jsonl").read_text().count("gateway.routable")
+    assert claims == 2  # those that were cancelled never ran
 
 
 def test_storage(tmp_path: pathlib.Path) -> None:
