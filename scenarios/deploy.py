@@ -54,10 +54,14 @@ def homes(topology: TopologyModel) -> dict[str, str]:
     free = [float(topology.gpus_per_node)] * topology.nodes
     placed: dict[str, str] = {}
     for service, spec in topology.services.items():
+        node = 0
         for number in range(spec.initial_replicas):
-            fits = [node for node, gpus in enumerate(free) if gpus >= spec.gpus_per_replica - 1e-9]
-            node = fits[0] if spec.gpus_per_replica and fits else number % topology.nodes
-            free[node] -= spec.gpus_per_replica
+            if spec.gpus_per_replica:
+                while node < topology.nodes - 1 and free[node] < spec.gpus_per_replica - 1e-9:
+                    node += 1
+                free[node] -= spec.gpus_per_replica
+            else:
+                node = number % topology.nodes
             placed[f"{service}-{number}"] = f"node-{node}"
     return placed
 

@@ -129,9 +129,10 @@ class Injector:
     def _watch(self, armed: _Armed) -> None:
         when = armed.step.when
         assert when is not None
+        counts_from = self._port.now_ns() + round(when.from_s * NS)
 
         def see(event: Event) -> None:
-            if armed.state != "waiting" or self._over or not _matches(event, when.where):
+            if armed.state != "waiting" or self._over or event.t_ns < counts_from or not _matches(event, when.where):
                 return
             armed.seen += 1
             if armed.seen < when.nth:

@@ -305,6 +305,8 @@ class WhenModel(SpecModel):
     where: dict[str, str | int | float | bool] = {}
     """Fields that must be equal; ``actor`` and ``inc`` may be named too."""
     nth: Count = 1
+    from_s: Seconds = 0.0
+    """Events before this time do not count."""
     phase: Literal["before", "after"] = "after"
     """Before or after the effect of the event; every event is emitted before its effect."""
 
