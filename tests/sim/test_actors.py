@@ -1,4 +1,4 @@
-"""The simulated actors: what the contract of both worlds (tests/contract) does not say, because only here it can be seen."""
+"""The simulated actors: what the contract of both worlds (tests/contract) cannot see from outside."""
 
 from __future__ import annotations
 
