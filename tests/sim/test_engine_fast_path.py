@@ -105,11 +105,12 @@ def play(profile: EngineProfile, script: list[tuple[int, str, Any]], fast_path: 
 def random_script(seed: int) -> list[tuple[int, str, Any]]:
     rng = random.Random(seed)
     script: list[tuple[int, str, Any]] = []
+    hopeful = rng.choice((0.2, 0.95))  # without ignore_eos, admission hopes for an early end, and retracts when wrong
     span = rng.choice((200, 2_000, 20_000)) * MS
     for index in range(rng.randint(5, 60)):
         prompt = rng.choice((1, 5, 31, 32, 33, 100, 300, 490))
         blocks = tuple(rng.choice((0, 1)) * 100 + n for n in range(-(-prompt // 32))) if rng.random() < 0.5 else None
-        eos = rng.randint(1, 60) if rng.random() < 0.2 else None
+        eos = rng.randint(1, 400) if rng.random() < hopeful else None
         script.append((rng.randrange(span), "submit", (f"r{index}", prompt, rng.randint(1, 200), blocks, eos)))
     for turn in range(rng.randint(0, 12)):
         name, what = rng.choice(
@@ -185,6 +186,41 @@ def test_any_costs_and_arrivals_give_equal_logs(
     ]
     script += [(time, "read", None) for time in reads]
     assert play(profile, script, True) == play(profile, script, False)
+
+
+@pytest.mark.parametrize("action", ["submit", "freeze", "wedge", "read", "slow", "load"])
+@pytest.mark.parametrize("offset", [-1, 0, 1])
+def test_what_falls_on_a_boundary_to_the_nanosecond_is_seen_as_step_by_step(action: str, offset: int) -> None:
+    profile = tiny(decode_base_ps=1_234_567_891, request_intake_ns=1_000)
+    ticks: list[int] = []
+    world = World(profile)
+    began = world.env.now
+    world.engine.submit("r", 20, 60, done=None, on_token=lambda rid, n: ticks.append(world.env.now - began))
+    world.run()
+    what = {"submit": ("s", 20, 9, None, None), "slow": 3_000_000, "load": ("v2", False, False, "")}.get(action)
+    for tick in ticks[1:-1:7]:
+        due = tick + offset - (0 if action in ("freeze", "wedge", "read") else 1_000)
+        script: list[tuple[int, str, Any]] = [(0, "submit", ("r", 20, 60, None, None)), (due, action, what)]
+        if action in ("freeze", "wedge"):
+            script.append((due + 50 * MS, {"freeze": "thaw", "wedge": "unwedge"}[action], None))
+        assert play(profile, script, True) == play(profile, script, False), tick
+
+
+def test_a_request_due_at_a_boundary_is_in_and_one_a_nanosecond_later_waits_for_the_next() -> None:
+    profile = tiny(request_intake_ns=1_000)
+    world = World(profile)
+    began = world.env.now
+    ticks: list[int] = []
+    world.engine.submit("r", 20, 60, done=None, on_token=lambda rid, n: ticks.append(world.env.now - began))
+    world.run()
+    queues = []
+    for late in (0, 1):
+        world = World(profile)
+        world.submit("r", 20, 60)
+        world.at(began + ticks[20] - 1_000 + late, lambda world=world: world.submit("s", 20, 5))
+        world.run()
+        queues.append(world.results["s"].queue_ns)
+    assert queues[0] == 1_000 and queues[1] == 1_000 - 1 + ticks[21] - ticks[20]
 
 
 def test_the_fast_path_is_taken_at_all() -> None:
