@@ -6,63 +6,25 @@ latencies of ``Timings``.
 
 from __future__ import annotations
 
-import asyncio
-import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from protocol.errors import ActorDied, NameTaken, NoSuchActor, Outcome, PlacementError, SeatrialError, SpawnFailed
 from protocol.ports import Engines, Limits, Placement, Signal, Storage
 from sim.actors import ActorProcess, cause
+from sim.births import Birth, SpawnSpec
 from sim.calls import ActorRef, Call, Method, RemoteStream, remote_methods
 from sim.cluster import Cluster
 from sim.copying import SMALL, Copier, nominal_size, serialise
+from sim.deaths import Deaths, local_zombie
 from sim.loop import background
 from sim.network import CONTROL, REQUEST, Letter, Network
 from sim.placement import PlacementGroupTable
 from sim.timings import Timings, ns
-from sim.world import Process, World
+from sim.world import World
 
 DRIVER: Final = "driver"
 _UNLIMITED: Final = 1_000_000
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class SpawnSpec:
-    """What it takes to start an actor, now and again. ``packed``: (args, kwargs), always serialised."""
-
-    cls: type
-    packed: Any
-    methods: dict[str, Method]
-    limits: Limits
-    node: str | None
-    placement: Placement | None
-
-
-class Birth:
-    """A spawn under way. Once asked for, it carries on though its spawner may die."""
-
-    __slots__ = ("spec", "name", "spawner", "future", "asked", "settled", "letter", "sent_lc")
-
-    def __init__(self, spec: SpawnSpec, name: str, spawner: ActorProcess | None, letter: Letter) -> None:
-        self.spec = spec
-        self.name = name
-        self.spawner = spawner
-        self.future: asyncio.Future[ActorRef] | None = None if spawner is None else spawner.loop.create_future()
-        self.asked = False
-        self.settled = False
-        self.letter = letter
-        self.sent_lc = 0 if spawner is None else spawner.lc
-
-    def settle(self, ref: ActorRef | None, error: SeatrialError | None) -> None:
-        """At the spawner."""
-        if self.future is None or self.future.done():
-            return
-        if error is not None:
-            self.future.set_exception(error)
-        else:
-            assert ref is not None
-            self.future.set_result(ref)
 
 
 class ActorSystem:
@@ -106,8 +68,7 @@ class ActorSystem:
         self._specs: dict[str, dict[int, SpawnSpec]] = {}
         self._processes: dict[str, ActorProcess] = {}  # latest incarnation by name
         self._zombies: dict[tuple[str, int], ActorProcess] = {}  # alive, though a later incarnation has the name
-        self._condemned: dict[tuple[str, int], list[asyncio.Future[None]]] = {}
-        cluster.on_declared_dead.append(self._node_declared_dead)
+        self._deaths = Deaths(self)
         previous = world.kernel.open_work
         world.kernel.open_work = lambda: [*previous(), *self._open_work()]
 
@@ -153,7 +114,7 @@ class ActorSystem:
         if target is None or target.incarnation != incarnation:
             target = self._zombies.get((name, incarnation))
         unreachable = target is None or (
-            (not target.alive or target.declared_dead) and not self._local_zombie(caller, target)
+            (not target.alive or target.declared_dead) and not local_zombie(caller, target)
         )
         if unreachable and (name, incarnation) in caller.seen_dead:
             call.done = True
@@ -177,7 +138,7 @@ class ActorSystem:
         call.target = target
         self.open_calls[number] = call
         if unreachable:
-            self._call_the_dead(call)
+            self._deaths.call_the_dead(call)
             return stream or call
         assert target is not None
         if stream is not None:
@@ -195,11 +156,6 @@ class ActorSystem:
         target = call.target
         if call.number and not call.done and target is not None:
             self.network.send(process, target, CONTROL, call, SMALL, target.cancel_arrives, call)
-
-    @staticmethod
-    def _local_zombie(caller: ActorProcess, target: ActorProcess) -> bool:
-        """Processes of a node that was declared dead still reach each other."""
-        return target.alive and caller.node == target.node
 
     # --- births ---
 
@@ -231,7 +187,7 @@ class ActorSystem:
             return await spawner.loop.create_future()  # type: ignore[no-any-return]
         if self._taken(name):
             raise NameTaken(f"a living process is named {name!r}")
-        birth = self._reserved[name] = Birth(spec, name, spawner, self._letter(spawner, "spawn"))
+        birth = self._reserved[name] = Birth(spec, name, spawner, self.letter(spawner, "spawn"))
         try:
             if spec.placement is not None:
                 await self.placement_table.when_created(spec.placement.group_id, spawner.loop)
@@ -272,7 +228,8 @@ class ActorSystem:
         birth = self._reserved[name] = Birth(spec, name, None, Letter(self.network.next_number(), "spawn", False, ""))
         self._ask(birth, node)
 
-    def _letter(self, sender: ActorProcess, method: str) -> Letter:
+    def letter(self, sender: ActorProcess, method: str) -> Letter:
+        """An envelope for control messages."""
         return Letter(self.network.next_number(), method, background.get(), f"{sender.prefix}{sender.n}")
 
     def _taken(self, name: str) -> bool:
@@ -370,99 +327,23 @@ class ActorSystem:
     # --- signals and deaths ---
 
     async def signal(self, sender: ActorProcess, ref: ActorRef, signal: Signal) -> None:
-        """Send a signal, and return when it has been obeyed. One to the dead is silent."""
-        target = self.find(ref.name, ref.incarnation)
-        if not sender.alive:
-            return
-        if target is None or not target.alive or (target.declared_dead and target.node != sender.node):
-            return
-        if target is sender:
-            _apply(target, signal)
-            await asyncio.sleep(0)  # killed: never resumed; stopped: resumed when continued
-            return
-        done: asyncio.Future[None] = sender.loop.create_future()
-        key = (ref.name, ref.incarnation)
-        self._condemned.setdefault(key, []).append(done)
-        order = self._letter(sender, signal)
-
-        def arrives() -> None:
-            _apply(target, signal)
-            back = self.network.link(target.node, sender.node).latency_ns
-            self.world.clock.call_after(back, self._obeyed, key, done, sender, background=order.background)
-
-        self.network.send(sender, target, CONTROL, order, SMALL, arrives)
-        await done
-
-    def _obeyed(self, key: tuple[str, int], done: asyncio.Future[None], sender: ActorProcess) -> None:
-        waiting = self._condemned.get(key, [])
-        if done in waiting:
-            waiting.remove(done)
-            if not waiting:
-                del self._condemned[key]
-            sender.loop.deliver(_settle, done)
+        """See ``Deaths.signal``."""
+        await self._deaths.signal(sender, ref, signal)
 
     def died(self, process: ActorProcess, reason: str) -> None:
         """A process has ended; its callers learn of it later."""
         self._zombies.pop((process.name, process.incarnation), None)
-        process.death_known = False  # its neighbours reached it as a zombie; now they learn of its death too
         for number in [n for n, call in self.open_calls.items() if call.caller is process]:
             del self.open_calls[number]
             self.streams.pop(number, None)
-        notice = self.timings.health_timeout_s if reason == "node_lost" else self.timings.kill_notice_s
-        self.world.clock.call_after(ns(notice), self._death_known, process)
+        self._deaths.died(process, reason)
 
-    def _death_known(self, process: ActorProcess) -> None:
-        if process.death_known:
-            return
-        process.death_known = True
-        died_id = f"{process.prefix}{process.n}"
+    def died_in_birth(self, process: ActorProcess) -> None:
+        """Its death is known; so is that it never started."""
         if process.birth is not None and not process.birth.settled:
             dead = ActorDied(f"{process.id} died while it started: {process.death_reason}")
             failed = SpawnFailed(f"{_what(process)} died while it started", attached=(dead,))
             self._answer_birth(process.birth, None, failed)
-        bereaved: dict[str, tuple[ActorProcess, list[Call]]] = {}
-        for call in list(self.open_calls.values()):
-            if call.target is process and not self._local_zombie(call.caller, process):
-                bereaved.setdefault(call.caller.id, (call.caller, []))[1].append(call)
-        for caller, calls in bereaved.values():
-            caller.loop.deliver(self._learn, caller, process, calls, died_id)
-        for done in self._condemned.pop((process.name, process.incarnation), []):
-            loop: Any = done.get_loop()
-            loop.deliver(_settle, done)
-
-    def _learn(self, caller: ActorProcess, dead: ActorProcess, calls: list[Call], died_id: str) -> None:
-        """A caller reads the notice of a death."""
-        key = (dead.name, dead.incarnation)
-        self.world.receive(caller, dead.lc)
-        if key not in caller.seen_dead:
-            caller.seen_dead.add(key)
-            self.world.emit(caller, "actor.death_noticed", cause=died_id, target=dead.name, target_inc=dead.incarnation)
-        for call in calls:
-            self.streams.pop(call.number, None)
-            call.fail(ActorDied(f"{dead.id} died before it answered {call.method!r}"), died_id)
-
-    def _call_the_dead(self, call: Call) -> None:
-        """A call to a process that is dead, of which its caller does not know yet."""
-        target = call.target
-        if target is not None and not target.death_known:
-            return  # the notice of its death will end this call too
-        link = self.network.link(call.caller.node, call.caller.node)
-        self.world.clock.call_after(
-            2 * link.latency_ns, self._refuse, call, background=call.background
-        )
-
-    def _refuse(self, call: Call) -> None:
-        call.caller.loop.deliver(self._learn_refused, call)
-
-    def _learn_refused(self, call: Call) -> None:
-        call.caller.seen_dead.add((call.ref_name, call.ref_incarnation))
-        call.fail(ActorDied(f"{call.ref_name}/{call.ref_incarnation} is dead"))
-
-    def _node_declared_dead(self, node: str, processes: list[Process]) -> None:
-        for process in processes:
-            if isinstance(process, ActorProcess):
-                process.declared_dead = True
-                self._death_known(process)
 
     # --- deadlock ---
 
@@ -477,17 +358,3 @@ class ActorSystem:
 def _what(process: ActorProcess) -> str:
     assert process.birth is not None
     return f"{process.name!r} ({process.birth.spec.cls.__qualname__})"
-
-
-def _apply(target: ActorProcess, signal: Signal) -> None:
-    if signal == "SIGKILL":
-        target.die("killed")
-    elif signal == "SIGSTOP":
-        target.stop()
-    else:
-        target.cont()
-
-
-def _settle(done: asyncio.Future[None]) -> None:
-    if not done.done():
-        done.set_result(None)

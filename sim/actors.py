@@ -20,7 +20,8 @@ from sim.network import CONTROL, REPLY
 from sim.world import Process
 
 if TYPE_CHECKING:
-    from sim.actor_system import ActorSystem, Birth
+    from sim.actor_system import ActorSystem
+    from sim.births import Birth
 
 cause: contextvars.ContextVar[str | None] = contextvars.ContextVar("seatrial_cause", default=None)
 """Id of the event (the send) that the running task follows from. Tasks that a handler makes inherit it."""
@@ -146,7 +147,9 @@ class ActorProcess(Process):
 
     def task(self, coroutine: Coroutine[Any, Any, Any], name: str) -> asyncio.Task[Any]:
         """A task in a context of its own. Named, for asyncio's own names count through the whole OS process."""
-        return SimTask(coroutine, loop=self.loop, name=name, context=self.context.copy())
+        task = SimTask(coroutine, loop=self.loop, name=name, context=self.context.copy())
+        task._named = True
+        return task
 
     def own_background(self, task: asyncio.Task[Any]) -> None:
         """From now on this task's failure is the actor's crash."""
@@ -210,7 +213,8 @@ class ActorProcess(Process):
         if spec.data:
             self.running_data += 1
         serve = self._serve_stream(call) if spec.stream else self._serve(call)
-        call.task = SimTask(serve, loop=self.loop, name=spec.name, context=self.context.copy())
+        call.task = task = SimTask(serve, loop=self.loop, name=spec.name, context=self.context.copy())
+        task._named = True
 
     async def _serve(self, call: Call) -> None:
         cause.set(call.sent_id)

@@ -271,7 +271,7 @@ def test_nodes_cut_off_from_each_other_but_not_from_the_head_stay_alive() -> Non
 
 
 def fated(kind: FateKind, n: int, **options: Any) -> tuple[list[str], list[Any], Evidence, list[str]]:
-    """What became of ``n`` calls in turn (``ok``, an error class or ``TimeoutError``), what was seen, evidence, hits."""
+    """What became of ``n`` calls in turn (``ok`` or the class of the error), what was seen, the evidence, the hits."""
     evidence = Evidence()
     hits: list[str] = []
 
