@@ -333,13 +333,13 @@ class Kernel:
 
     def _asyncgen_first(self, agen: Any) -> None:
         if self.current is not None:
-            self.current._asyncgens.add(agen)
+            self.current._asyncgens[agen] = None
 
     def _asyncgen_final(self, agen: Any) -> None:
         loop = self.current
         if loop is None or loop.dead or loop._closed or agen not in loop._asyncgens:
             return
-        loop._asyncgens.discard(agen)
+        del loop._asyncgens[agen]
         if self.on_anomaly is not None:
             self.on_anomaly(loop, "unfinished_generator", getattr(agen, "__qualname__", "async generator"))
         loop.call_soon(loop.create_task, agen.aclose())
@@ -349,18 +349,36 @@ class Kernel:
         for loop in self.loops:
             loop.kill()
         for loop in self.loops:
-            kept, loop._kept = loop._kept, []
-            for task in kept[0] if kept else ():
-                task._log_destroy_pending = False
-                coroutine: Any = task.get_coro()
-                try:
-                    coroutine.close()
-                except BaseException:  # noqa: S110 - a `finally` that awaits or raises: nobody is left to hear it
-                    pass
+            _set_running(loop)  # `finally` blocks see their actor's clock, and are refused what it is refused
+            try:
+                while loop._kept:
+                    kept, loop._kept = loop._kept, []
+                    self._close_kept(loop, kept)
+            finally:
+                _set_running(None)
             loop._closed = loop._shut = True
             loop.seatrial_backend = None
         self.clock._queue.clear()
         self._runnable.clear()
+
+    def _close_kept(self, loop: ActorLoop, kept: list[Any]) -> None:
+        made: list[asyncio.Task[Any]] = []  # by what is being closed: never started, so closing them runs nothing
+        loop._kept = [made]
+        tasks, generators = kept[0], kept[1] if len(kept) > 1 else ()
+        for task in tasks:
+            task._log_destroy_pending = False
+            _close_quietly(task.get_coro().close)
+        for generator in generators:
+            _close_quietly(generator.aclose().send, None)
+        if not made:
+            loop._kept = []
+
+
+def _close_quietly(close: Callable[..., object], *args: Any) -> None:
+    try:
+        close(*args)
+    except BaseException:  # noqa: S110 - a `finally` that awaits or raises: nobody is left to hear it
+        pass
 
 
 def _index(loop: ActorLoop) -> int:

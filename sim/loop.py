@@ -47,8 +47,17 @@ class SimFuture(asyncio.Future):  # type: ignore[type-arg]
 class SimTask(asyncio.Task):  # type: ignore[type-arg]
     """A task that hashes by creation number (its first hash is its registration, inside the constructor)."""
 
-    __slots__ = ("_number",)
+    __slots__ = ("_named", "_number")
     __hash__ = SimFuture.__hash__  # type: ignore[assignment]
+
+    # asyncio numbers the unnamed tasks of a process; here they are numbered within the run.
+
+    def get_name(self) -> str:
+        return super().get_name() if hasattr(self, "_named") else f"Task-{hash(self)}"
+
+    def set_name(self, value: object) -> None:
+        self._named = True
+        super().set_name(value)
 
 
 class SimHandle(asyncio.TimerHandle):
@@ -127,7 +136,7 @@ class ActorLoop(RefusedLoop):
         self._instant = -1
         self._instant_callbacks = 0
         self._context = contextvars.Context()  # arrivals run in it: no context leaks from one actor into another
-        self._asyncgens: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._asyncgens: weakref.WeakKeyDictionary[Any, None] = weakref.WeakKeyDictionary()  # in order of creation
         self._kept: list[Any] = []
         self._stopping = False
         self._closed = False
@@ -252,6 +261,8 @@ class ActorLoop(RefusedLoop):
                 task.set_name(name)
             return task
         made = SimTask(coro, loop=self, **options)
+        if options and options.get("name") is not None:
+            made._named = True
         if self.dead:
             # The rest of a synchronous step after SIGKILL: the task never runs, and must not be collected early.
             self._kept[0].append(made)

@@ -444,6 +444,112 @@ def test_a_coroutine_never_awaited_is_an_anomaly() -> None:
     assert "forgotten" in detail and "test_virtual.py:" in detail and "/" not in detail.split("(")[1]
 
 
+# --- the end of a run ----------------------------------------------------------------------------------------------
+
+
+def test_what_a_finally_block_sees_when_the_run_is_closed_is_still_simulated() -> None:
+    seen: list[Any] = []
+
+    def look() -> None:
+        seen.append((time.monotonic(), random.random()))
+        try:
+            time.sleep(30)
+        except RuntimeError as error:
+            seen.append(str(error)[:10])
+
+    async def suspended() -> None:
+        try:
+            await asyncio.sleep(1e6)
+        finally:
+            look()
+
+    async def generates() -> Any:
+        try:
+            yield 1
+            yield 2
+        finally:
+            look()
+
+    kept: list[Any] = []
+
+    async def main() -> None:
+        kept.append(asyncio.create_task(suspended()))
+        kept.append(generates())
+        await anext(kept[1])
+        await asyncio.sleep(3)
+
+    def once() -> list[Any]:
+        seen.clear()
+        kept.clear()
+        with Run() as run:
+            run.actor().run_until_complete(main())
+            run.kernel.close()
+        return list(seen)
+
+    first = once()
+    assert [x[0] if isinstance(x, tuple) else x for x in first] == [3.0, "time.sleep", 3.0, "time.sleep"]
+    assert once() == first
+
+
+def test_closing_a_run_ends_though_finally_blocks_make_tasks() -> None:
+    async def more() -> None:
+        try:
+            await asyncio.sleep(1)
+        finally:
+            asyncio.get_running_loop().create_task(more())
+
+    async def main() -> None:
+        asyncio.get_running_loop().create_task(more())
+        await asyncio.sleep(0)
+
+    with warnings.catch_warnings(), Run() as run:
+        warnings.simplefilter("error")
+        run.actor().run_until_complete(main())
+        run.kernel.close()
+        assert run.anomalies == []
+
+
+def test_unnamed_tasks_are_numbered_within_the_run() -> None:
+    async def main() -> list[str]:
+        tasks = [asyncio.create_task(asyncio.sleep(0)) for _ in range(3)]
+        named = asyncio.create_task(asyncio.sleep(0), name="named")
+        renamed = asyncio.create_task(asyncio.sleep(0))
+        renamed.set_name("renamed")
+        assert tasks[0].get_name() in repr(tasks[0])
+        await asyncio.gather(*tasks, named, renamed)
+        return [t.get_name() for t in (*tasks, named, renamed)]
+
+    def once() -> list[str]:
+        with Run() as run:
+            return run.actor().run_until_complete(main())  # type: ignore[no-any-return]
+
+    first = once()
+    assert once() == first and len(set(first)) == 5 and first[3:] == ["named", "renamed"]
+    assert all(name.startswith("Task-") for name in first[:3])
+
+
+def test_async_generators_are_shut_down_in_order_of_creation() -> None:
+    order: list[int] = []
+
+    async def generates(number: int) -> Any:
+        try:
+            yield
+        finally:
+            order.append(number)
+
+    kept: list[Any] = []
+
+    async def main() -> None:
+        kept.extend(generates(i) for i in range(50))
+        for generator in kept:
+            await anext(generator)
+        await asyncio.get_running_loop().shutdown_asyncgens()
+
+    with Run() as run:
+        run.actor().run_until_complete(main())
+    assert order == list(range(50))
+
+
 # --- nothing survives ----------------------------------------------------------------------------------------------
 
 
