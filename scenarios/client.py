@@ -123,7 +123,6 @@ class LoadClient:
         name = request.request_id
         task = loop.create_task(self._one(request), name=name)
         self._open[name] = _Open(task, loop.time() + workload.patience_s)
-        task.add_done_callback(lambda _: self._open.pop(name, None))
         if self._patience is None:
             self._patience = loop.call_later(workload.patience_s, self._give_up)
         return task
@@ -142,6 +141,13 @@ class LoadClient:
 
     async def _one(self, request: GenerateRequest) -> bool:
         """Send one request; returns whether it was answered."""
+        try:
+            return await self._send(request)
+        finally:
+            # Here and not in a callback of the task, which would run after those who wait for the task.
+            del self._open[request.request_id]
+
+    async def _send(self, request: GenerateRequest) -> bool:
         name = request.request_id
         emit = backend().emit
         emit(
@@ -160,8 +166,7 @@ class LoadClient:
             _record_failure(emit, name, error.outcome.value, status, type(error).__name__, attempts)
             return False
         except asyncio.CancelledError:
-            waiting = self._open.get(name)
-            if waiting is None or not waiting.gave_up:
+            if not self._open[name].gave_up:
                 raise
             _record_failure(emit, name, Outcome.UNKNOWN.value, 0, "GaveUp", 0)
             return False

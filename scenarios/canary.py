@@ -1,0 +1,22 @@
+"""A gateway that is known to be wrong. Every sweep runs it once: if nobody notices, the sweep proves nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from protocol.messages import GenerateRequest, GenerateResult
+from protocol.ports import data_call
+from protocol.serving.gateway import Gateway
+
+CAUGHT_BY = "answer_is_the_engines"
+"""The check that must fail."""
+
+
+class CanaryGateway(Gateway):
+    """Tells the client of one token more than the engine made."""
+
+    @data_call
+    async def generate(self, request: GenerateRequest) -> GenerateResult:
+        """As the gateway, but for the count."""
+        result = await super().generate(request)
+        return dataclasses.replace(result, completion_tokens=result.completion_tokens + 1)

@@ -1,0 +1,112 @@
+"""One replayed run with a rolling digest of (time, actor, event, draw), and the child process that makes some.
+
+A checkpoint is taken at every write of the world (some hundred events). It chains the lines, the (time, actor) of
+every iteration and the draws of every stream so far, so that the first one that differs brackets the divergence.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import gc
+import hashlib
+import json
+import pathlib
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any, BinaryIO
+
+from scenarios.load import Scenario, parse
+
+
+@dataclasses.dataclass(frozen=True)
+class Replay:
+    """What a run left behind for comparison. ``checkpoints``: (events so far, digest)."""
+
+    seed: int
+    digest: str
+    events: int
+    checkpoints: tuple[tuple[int, str], ...]
+
+
+def replay(
+    scenario: Scenario,
+    seed: int,
+    *,
+    copy_always: bool = True,
+    explore: bool = False,
+    collect: bool = False,
+    spool: BinaryIO | None = None,
+) -> Replay:
+    """Run a seed without a judge.
+
+    Args:
+        copy_always: copy declared immutable messages too.
+        explore: draw orders and delays from the seed.
+        collect: run the garbage collector at every allocation.
+        spool: takes a line for every iteration, event and batch of draws, to find the first one that differs.
+    """
+    from scenarios.sim_world import SimStage
+
+    checkpoints: list[tuple[int, str]] = []
+    chain = hashlib.sha256()
+
+    def write(data: bytes) -> None:
+        world = stage.world
+        draws = world.streams.draws()
+        chain.update(data)
+        chain.update(f"{world.kernel.mix} {draws}".encode())
+        checkpoints.append((world.seq, chain.hexdigest()[:16]))
+        if spool is not None:
+            spool.write(data)
+            spool.write(f"draws {json.dumps(draws, sort_keys=True)}\n".encode())
+
+    stage = SimStage(scenario, seed, write=write, explore=explore, copy_always=copy_always)
+    if spool is not None:
+        stage.world.kernel.trace = _tracer(spool)
+    with stage, _collecting() if collect else contextlib.nullcontext():
+        result = stage.run()
+    return Replay(seed, result.digest, result.events, tuple(checkpoints))
+
+
+def _tracer(spool: BinaryIO) -> Callable[[int, Any, Any], None]:
+    last = (-1, "")
+
+    def trace(t_ns: int, loop: Any, handle: Any) -> None:
+        nonlocal last
+        if (t_ns, loop.name) != last:
+            last = (t_ns, loop.name)
+            spool.write(f"iteration at {t_ns} ns of {loop.name}\n".encode())
+
+    return trace
+
+
+@contextlib.contextmanager
+def _collecting() -> Iterator[None]:
+    """The collector at every allocation. The kernel switches it off for the length of a run; here it must not."""
+    disable, thresholds, enabled = gc.disable, gc.get_threshold(), gc.isenabled()
+    gc.disable = lambda: None
+    gc.set_threshold(1)
+    gc.enable()
+    try:
+        yield
+    finally:
+        gc.disable = disable
+        gc.set_threshold(*thresholds)
+        if not enabled:
+            gc.disable()
+
+
+def main() -> None:
+    """The child process: a request as JSON on stdin, a Replay a line as JSON on stdout."""
+    request = json.load(sys.stdin)
+    scenario = parse(request["text"], request["source"], pathlib.Path(request["folder"]))
+    for seed in request["seeds"]:
+        with contextlib.ExitStack() as stack:
+            spool = stack.enter_context(open(request["spool"], "wb")) if request["spool"] else None
+            done = replay(scenario, seed, collect=request["collect"], spool=spool)
+        print(json.dumps(dataclasses.asdict(done)), flush=True)
+
+
+if __name__ == "__main__":
+    main()
