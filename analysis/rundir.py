@@ -235,7 +235,6 @@ def this_machine() -> dict[str, str]:
     """What run.json says of the machine. No host name: evidence is meant to be shared."""
     return {
         "system": platform.system(),
-        "release": platform.release(),
         "machine": platform.machine(),
         "python": platform.python_version(),
         "implementation": sys.implementation.name,

@@ -1,0 +1,75 @@
+"""The notebooks run from top to bottom, on the run shipped beside them and on another one."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+from analysis.rundir import RunDir, verify_manifest
+from analysis.verdict import differences, judge_run
+from tests.analysis.test_evidence_files import write_run
+from tests.analysis.test_outputs import faulty
+
+NOTEBOOKS = pathlib.Path(__file__).resolve().parents[2] / "notebooks"
+NAMES = sorted(path.stem for path in NOTEBOOKS.glob("*.ipynb"))
+REMAKE = (
+    "the shipped run is of another schema; make it anew: python -m scenarios run smoke --backend sim "
+    "--set workload.for_s=5 --out OUT, copy run.json, events.jsonl and verdict.json, then write_manifest"
+)
+
+
+def execute(name: str, monkeypatch: pytest.MonkeyPatch) -> nbformat.NotebookNode:
+    root = str(NOTEBOOKS.parent)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")])))
+    notebook = nbformat.read(NOTEBOOKS / f"{name}.ipynb", as_version=4)
+    NotebookClient(notebook, timeout=120, resources={"metadata": {"path": str(NOTEBOOKS)}}).execute()
+    return notebook
+
+
+def printed(notebook: nbformat.NotebookNode) -> str:
+    return "".join(output.get("text", "") for cell in notebook.cells for output in cell.get("outputs", []))
+
+
+def pictures(notebook: nbformat.NotebookNode) -> int:
+    return sum("image/png" in output.get("data", {}) for cell in notebook.cells for output in cell.get("outputs", []))
+
+
+def test_the_shipped_run_is_unchanged_and_judges_as_stored() -> None:
+    from analysis.reader import read_json
+
+    run = RunDir.open(NOTEBOOKS / "tiny_run")
+    assert verify_manifest(run) == []
+    verdict = judge_run(run)
+    assert verdict.result == "pass", REMAKE
+    assert differences(verdict, read_json(run.verdict)) == [], REMAKE
+
+
+def test_notebooks_are_kept_without_outputs() -> None:
+    assert NAMES == ["continuity", "scale_timeline"]
+    for name in NAMES:
+        notebook = nbformat.read(NOTEBOOKS / f"{name}.ipynb", as_version=4)
+        assert not printed(notebook) and not pictures(notebook)
+        assert all(cell.get("execution_count") is None for cell in notebook.cells)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_notebooks_run_on_the_shipped_run(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SEATRIAL_RUN", raising=False)
+    notebook = execute(name, monkeypatch)
+    assert "smoke, backend sim, seed 1; changed files: none" in printed(notebook)
+    assert pictures(notebook) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_notebooks_run_on_a_run_of_ones_own(name: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = write_run(tmp_path / "run", faulty(healthy=False).events)
+    monkeypatch.setenv("SEATRIAL_RUN", str(run.path))
+    notebook = execute(name, monkeypatch)
+    assert "fail" in printed(notebook)
+    assert pictures(notebook) == 1
