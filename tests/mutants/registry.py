@@ -1,0 +1,75 @@
+"""What a mutant declares beforehand, and the list of all of them.
+
+A mutant differs from its twin in one defect. Caught means: the declared check says *fail* with witness events, and the
+twin passes that check under the same seeds (DESIGN.md, "Evidence and verdicts"). They run with copy skipping off.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+import yaml
+
+from tests.mutants.scenarios import SCENARIOS
+
+
+@dataclasses.dataclass(frozen=True)
+class Mutant:
+    """One wrong variant.
+
+    Args:
+        name: unique; also the name in the museum.
+        source: where the defect is from: a finding (M8), a hazard (H4), a spec section, a variant (P-1).
+        component: a name under ``components`` of a service, or ``module:attribute`` of the simulated world.
+        twin: the right class, and cls the wrong one.
+        scenario: a key of ``SCENARIOS``.
+        check: row of the verdict that must say fail; ``occurs`` stands for ``occurs(...)``.
+        seeds: tried in order; each must catch it.
+    """
+
+    name: str
+    source: str
+    component: str
+    twin: type
+    cls: type
+    scenario: str
+    check: str
+    seeds: tuple[int, ...] = (1, 2, 3)
+
+    @property
+    def defect(self) -> str:
+        """What is wrong, in one line: the first of the class's docstring."""
+        return (self.cls.__doc__ or "").strip().partition("\n")[0]
+
+    @property
+    def is_component(self) -> bool:
+        """Whether it goes into the scenario; otherwise into the simulated world."""
+        return ":" not in self.component
+
+    def scenario_text(self, *, twin: bool = False) -> str:
+        """The scenario as YAML, with the wrong class in its place, or with the right one."""
+        data = yaml.safe_load(SCENARIOS[self.scenario])
+        if self.is_component and not twin:
+            for service in data["topology"]["services"].values():
+                service.setdefault("components", {})[self.component] = f"{self.cls.__module__}:{self.cls.__name__}"
+        text: str = yaml.safe_dump(data, sort_keys=False, width=120)
+        return text
+
+    def patch(self, *, twin: bool = False) -> tuple[tuple[str, type], ...]:
+        """What to put in place in the simulated world: (``module:attribute``, class) pairs; empty for a component."""
+        if self.is_component:
+            return ()
+        return ((self.component, self.twin if twin else self.cls),)
+
+    def is_its_check(self, row: str) -> bool:
+        """Whether a row of a verdict is the declared check."""
+        return row == self.check or row.startswith(self.check + "(")
+
+
+def all_mutants() -> Iterator[Mutant]:
+    """Every mutant, by group."""
+    from tests.mutants import admins, engines, exporters, gateways, loops, probers, recoveries
+
+    for group in (gateways, admins, probers, recoveries, exporters, engines, loops):
+        yield from group.MUTANTS
