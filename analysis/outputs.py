@@ -4,26 +4,34 @@ from __future__ import annotations
 
 from analysis.errors import BadInput
 from analysis.report import build_timeline, write_report
-from analysis.rundir import VERDICT, RunDir, is_complete, to_json, verify_manifest, write_atomic, write_manifest
+from analysis.rundir import RunDir, is_complete, to_json, verify_manifest, write_atomic, write_manifest
+from analysis.timeline import Timeline
 from analysis.trace import write_trace
 from analysis.verdict import Verdict, judge_run
 
 
-def complete_run(directory: RunDir, verdict: Verdict | None = None, known: dict[str, str] | None = None) -> Verdict:
+def complete_run(
+    directory: RunDir,
+    verdict: Verdict | None = None,
+    known: dict[str, str] | None = None,
+    timeline: Timeline | None = None,
+) -> Verdict:
     """Write everything that follows the events of a run, the manifest last.
 
     Args:
-        directory: has run.json and events.jsonl.
+        directory: has run.json and events.jsonl; trace.json too if a TraceWriter ran live.
         verdict: reached live; None judges the file.
         known: digests computed while writing, as in :func:`analysis.rundir.write_manifest`.
+        timeline: fed live; None reads the file for it. A long run spares minutes by feeding everything live.
 
     Raises:
         BadInput: something cannot be read or written.
     """
     reached = judge_run(directory) if verdict is None else verdict
     write_atomic(directory.verdict, to_json(reached.as_json()))
-    write_report(directory, reached, build_timeline(directory))
-    write_trace(directory)
+    write_report(directory, reached, build_timeline(directory) if timeline is None else timeline)
+    if not directory.trace.is_file():
+        write_trace(directory)
     write_manifest(directory, known)
     return reached
 
@@ -56,6 +64,3 @@ def rewrite(directory: RunDir, report: bool = False, trace: bool = False) -> Non
         write_trace(directory)
     if not unverified:
         write_manifest(directory)
-
-
-__all__ = ["VERDICT", "complete_run", "require_unchanged", "rewrite"]

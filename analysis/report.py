@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from html import escape
 
 from analysis.rundir import RunDir, RunInfo, write_atomic
-from analysis.svg import Band, Series, heat, lines
+from analysis.svg import Band, Series, heat, lanes, lines
 from analysis.timeline import Timeline
 from analysis.verdict import Verdict
 
@@ -21,7 +21,7 @@ table{border-collapse:collapse;width:100%}td,th{text-align:left;padding:4px 8px;
 vertical-align:top}th{color:var(--soft);font-weight:600}td.n{text-align:right}
 .pass{color:var(--pass)}.fail{color:var(--fail);font-weight:600}.inconclusive{color:var(--open)}.soft{color:var(--soft)}
 .verdict{font-size:18px}svg{width:100%;height:auto;font:11px system-ui,sans-serif}svg text{fill:var(--soft)}
-.grid{stroke:var(--line);stroke-width:.6}.axis{stroke:var(--soft)}.fault{fill:#c2571a;fill-opacity:.16}.heat{fill:#2f6fb7}
+.grid{stroke:var(--line);stroke-width:.6}.axis{stroke:var(--soft)}.fault{fill:#c2571a;fill-opacity:.16}.heat{fill:#2f6fb7}.lane{fill:#c2571a}
 code{font-size:13px}pre{white-space:pre-wrap;border:1px solid var(--line);padding:8px}details>summary{cursor:pointer}
 """
 
@@ -104,6 +104,9 @@ def _checks(verdict: Verdict) -> Iterable[str]:
 def _charts(timeline: Timeline) -> Iterable[str]:
     bands = fault_bands(timeline)
     times, end_s = timeline.times_s(), timeline.end_ns / 1e9
+    if bands:
+        yield "<h2>When which fault was on</h2>"
+        yield lanes("faults", bands, end_s)
     if not timeline.requests:
         return
     yield "<h2>Requests per second <span class='soft'>(faults shaded)</span></h2>"

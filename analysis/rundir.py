@@ -171,11 +171,18 @@ class JsonlWriter:
         self.write(data)
 
     def write(self, data: bytes) -> None:
-        """Append whole encoded lines."""
+        """Append whole encoded lines.
+
+        Raises:
+            BadInput: the disk is full, or gone.
+        """
         self.count += data.count(b"\n")
         view = memoryview(data)
-        while view:
-            view = view[self._file.write(view) :]
+        try:
+            while view:
+                view = view[self._file.write(view) :]
+        except OSError as error:
+            raise BadInput(f"{self.path}: cannot be written ({error.strerror})") from error
         self._digest.update(data)
 
     def close(self) -> None:

@@ -112,6 +112,24 @@ def _paths(plot: Plot, times_s: Sequence[float], values: Sequence[float | None],
     return paths
 
 
+def lanes(label: str, bands: Sequence[Band], end_s: float) -> str:
+    """One row a band, with its name beside it: what was on when."""
+    height = 16
+    plot = Plot(TOP + BOTTOM + height * max(1, len(bands)), end_s)
+    for index, band in enumerate(bands):
+        y = TOP + index * height
+        left = plot.x(band.start_s)
+        width = max(2.0, plot.x(band.end_s) - left)
+        plot.parts.append(f'<rect class="lane" x="{left:.1f}" y="{y + 3}" width="{width:.1f}" height="{height - 6}"/>')
+        # The name goes where there is room for it.
+        before = left > LEFT + (WIDTH - LEFT) * 0.6
+        x = left - 4 if before else left + width + 4
+        anchor = "end" if before else "start"
+        plot.parts.append(f'<text x="{x:.1f}" y="{y + 12}" text-anchor="{anchor}">{escape(band.label)}</text>')
+    plot.time_axis()
+    return plot.render(label)
+
+
 _LEVELS = 8
 
 
@@ -121,6 +139,7 @@ def heat(
     """One row a name, in eight shades, darker where the value is higher."""
     height = 14
     plot = Plot(TOP + BOTTOM + height * max(1, len(rows)), end_s)
+    plot.shade(bands)
     top = max((value for _, values in rows for value in values), default=0) or 1
     for index, (name, values) in enumerate(rows):
         y = TOP + index * height
@@ -131,7 +150,6 @@ def heat(
                 f'<path class="heat" d="{path}" fill-opacity="{level / _LEVELS:.2f}">'
                 f"<title>{escape(name)}: highest {max(values)}</title></path>"
             )
-    plot.shade(bands)
     plot.time_axis()
     return plot.render(label)
 

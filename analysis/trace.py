@@ -6,8 +6,9 @@ in-flight counts counters, faults async slices of a process of their own, deaths
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from analysis.rundir import RunDir, atomic_file
@@ -33,18 +34,16 @@ _INSTANTS = {
 def trace_events(events: Iterable[Event], max_requests: int = MAX_REQUESTS) -> Iterator[dict[str, Any]]:
     """The trace's records, streamed. State is bounded by what is open."""
     tracer = _Tracer(max_requests)
-    for pid, name in ((ACTORS, "actors"), (REQUESTS, "requests"), (FAULTS, "faults")):
-        yield {"ph": "M", "name": "process_name", "pid": pid, "tid": 0, "args": {"name": name}}
-    last_ns = 0
+    yield from tracer.head()
     for event in events:
-        last_ns = max(last_ns, event.t_ns)
         yield from tracer.see(event)
-    yield from tracer.close(last_ns)
+    yield from tracer.close()
 
 
 class _Tracer:
     def __init__(self, max_requests: int) -> None:
         self._max_requests = max_requests
+        self._last_ns = 0
         self._threads: dict[str, int] = {}
         self._born: dict[str, tuple[int, int]] = {}  # actor -> (time, incarnation)
         self._stopped: dict[str, int] = {}
@@ -53,56 +52,127 @@ class _Tracer:
         self._runs: dict[tuple[str, int, str], None] = {}
         self._in_flight: dict[str, int] = {}
         self._faults: dict[int, str] = {}
+        self._handlers: dict[str, Callable[[Event], Iterable[dict[str, Any]]]] = {
+            **dict.fromkeys(_INSTANTS, self._instant),
+            "actor.spawned": self._spawned,
+            "actor.died": self._died,
+            "actor.stopped": self._stop,
+            "actor.continued": self._continue,
+            "request.sent": self._request_sent,
+            "request.done": self._request_done,
+            "engine.accepted": self._accepted,
+            "engine.finished": self._finished,
+            "fault.injected": self._injected,
+            "fault.healed": self._healed,
+        }
 
-    def see(self, event: Event) -> Iterator[dict[str, Any]]:
-        kind, data = event.kind, event.data
-        if event.actor not in self._threads:
-            yield self._thread(event.actor)
-        if kind == "actor.spawned":
-            self._born[event.actor] = (event.t_ns, event.inc)
-        elif kind == "actor.died":
-            yield from self._end_of_life(event.actor, event.t_ns)
-            yield from self._end_runs(event)
-        elif kind == "actor.stopped":
-            self._stopped[event.actor] = event.t_ns
-        elif kind == "actor.continued" and event.actor in self._stopped:
+    def head(self) -> Iterable[dict[str, Any]]:
+        for pid, name in ((ACTORS, "actors"), (REQUESTS, "requests"), (FAULTS, "faults")):
+            yield {"ph": "M", "name": "process_name", "pid": pid, "tid": 0, "args": {"name": name}}
+
+    def see(self, event: Event) -> Iterable[dict[str, Any]]:
+        """The records that an event adds; an empty tuple for most, for a live run passes all of its events here."""
+        self._last_ns = event.t_ns
+        handler = self._handlers.get(event.kind)
+        if handler is None:
+            return ()
+        return handler(event)
+
+    def _instant(self, event: Event) -> Iterator[dict[str, Any]]:
+        yield from self._thread(event.actor)
+        yield {
+            "ph": "i",
+            "s": "t",
+            "name": _INSTANTS[event.kind],
+            "cat": event.kind,
+            "pid": ACTORS,
+            "tid": self._threads[event.actor],
+            "ts": event.t_ns / 1000,
+            "args": {"seq": event.seq, **event.data},
+        }
+
+    def _spawned(self, event: Event) -> Iterator[dict[str, Any]]:
+        yield from self._thread(event.actor)
+        self._born[event.actor] = (event.t_ns, event.inc)
+
+    def _died(self, event: Event) -> Iterator[dict[str, Any]]:
+        yield from self._thread(event.actor)
+        yield from self._end_of_life(event.actor, event.t_ns)
+        for key in [key for key in self._runs if key[0] == event.actor and key[1] == event.inc]:
+            del self._runs[key]
+            yield self._async("e", REQUESTS, "run", key[2], f"{key[0]}/{key[1]}", event.t_ns, {"reason": "died"})
+        if self._in_flight.pop(event.actor, 0):
+            yield self._counter(event.actor, event.t_ns)
+        yield from self._instant(event)
+
+    def _stop(self, event: Event) -> Iterable[dict[str, Any]]:
+        self._stopped[event.actor] = event.t_ns
+        return self._thread(event.actor)
+
+    def _continue(self, event: Event) -> Iterator[dict[str, Any]]:
+        if event.actor in self._stopped:
             yield self._slice("stopped", event.actor, self._stopped.pop(event.actor), event.t_ns, {})
-        elif kind == "request.sent":
-            args = {"prompt_tokens": data["prompt_tokens"], "max_new_tokens": data["max_new_tokens"]}
-            self._requests[data["request"]] = (event.t_ns, args)
-            if self._drawn < self._max_requests:
-                self._drawn += 1
-                args["drawn"] = True
-                yield self._async("b", REQUESTS, "request", data["request"], data["request"], event.t_ns, args)
-        elif kind == "request.done":
-            yield from self._request_done(event)
-        elif kind == "engine.accepted":
-            yield from self._run(event, 1)
-        elif kind == "engine.finished":
-            yield from self._run(event, -1)
-        elif kind == "fault.injected":
-            name = f"{data['name']} on {data['target']}"
-            self._faults[data["fault"]] = name
-            args = {"params": data["params"], "must_hit": data["must_hit"], "observed": data["observed"]}
-            yield self._async("b", FAULTS, "fault", str(data["fault"]), name, event.t_ns, args)
-        elif kind == "fault.healed" and data["fault"] in self._faults:
-            args = {"hits": data["hits"], "satisfied": data["satisfied"]}
-            name = self._faults.pop(data["fault"])
-            yield self._async("e", FAULTS, "fault", str(data["fault"]), name, event.t_ns, args)
-        if kind in _INSTANTS:
-            yield {
-                "ph": "i",
-                "s": "t",
-                "name": _INSTANTS[kind],
-                "cat": kind,
-                "pid": ACTORS,
-                "tid": self._threads[event.actor],
-                "ts": event.t_ns / 1000,
-                "args": {"seq": event.seq, **data},
-            }
 
-    def close(self, last_ns: int) -> Iterator[dict[str, Any]]:
+    def _injected(self, event: Event) -> Iterator[dict[str, Any]]:
+        data = event.data
+        name = self._faults[data["fault"]] = f"{data['name']} on {data['target']}"
+        args = {"params": data["params"], "must_hit": data["must_hit"], "observed": data["observed"]}
+        yield self._async("b", FAULTS, "fault", str(data["fault"]), name, event.t_ns, args)
+
+    def _healed(self, event: Event) -> Iterator[dict[str, Any]]:
+        data = event.data
+        name = self._faults.pop(data["fault"], None)
+        if name is not None:
+            args = {"hits": data["hits"], "satisfied": data["satisfied"]}
+            yield self._async("e", FAULTS, "fault", str(data["fault"]), name, event.t_ns, args)
+
+    def _request_sent(self, event: Event) -> Iterable[dict[str, Any]]:
+        data = event.data
+        args = {"prompt_tokens": data["prompt_tokens"], "max_new_tokens": data["max_new_tokens"]}
+        self._requests[data["request"]] = (event.t_ns, args)
+        if self._drawn >= self._max_requests:
+            return ()
+        self._drawn += 1
+        args["drawn"] = True
+        return (self._async("b", REQUESTS, "request", data["request"], data["request"], event.t_ns, args),)
+
+    def _request_done(self, event: Event) -> Iterable[dict[str, Any]]:
+        data = event.data
+        sent_ns, args = self._requests.pop(data["request"], (None, {}))
+        if sent_ns is None or ("drawn" not in args and data["outcome"] == "done"):
+            return ()
+        told = {key: data[key] for key in ("outcome", "status", "error", "replica", "version", "attempts")}
+        end = self._async("e", REQUESTS, "request", data["request"], data["request"], event.t_ns, told)
+        if "drawn" in args:
+            return (end,)
+        # A failure past the limit is drawn afterwards, whole.
+        return (self._async("b", REQUESTS, "request", data["request"], data["request"], sent_ns, args), end)
+
+    def _accepted(self, event: Event) -> Iterable[dict[str, Any]]:
+        request = event.data["request"]
+        self._in_flight[event.actor] = self._in_flight.get(event.actor, 0) + 1
+        key = (event.actor, event.inc, request)
+        if "drawn" not in self._requests.get(request, (0, {}))[1] or key in self._runs:
+            return ()
+        self._runs[key] = None
+        name = f"{event.actor}/{event.inc}"
+        begin = self._async("b", REQUESTS, "run", request, name, event.t_ns, {})
+        return (begin, self._counter(event.actor, event.t_ns))
+
+    def _finished(self, event: Event) -> Iterable[dict[str, Any]]:
+        request = event.data["request"]
+        self._in_flight[event.actor] = max(0, self._in_flight.get(event.actor, 0) - 1)
+        key = (event.actor, event.inc, request)
+        if key not in self._runs:
+            return ()
+        del self._runs[key]
+        args = {"reason": event.data["reason"], "spans": event.data["spans"]}
+        end = self._async("e", REQUESTS, "run", request, f"{event.actor}/{event.inc}", event.t_ns, args)
+        return (end, self._counter(event.actor, event.t_ns))
+
+    def close(self) -> Iterator[dict[str, Any]]:
         """End whatever is still open, so that every slice has both ends."""
+        last_ns = self._last_ns
         for actor in list(self._stopped):
             yield self._slice("stopped", actor, self._stopped.pop(actor), last_ns, {"open": True})
         for actor in list(self._born):
@@ -115,50 +185,17 @@ class _Tracer:
         for fault, name in self._faults.items():
             yield self._async("e", FAULTS, "fault", str(fault), name, last_ns, {"healed": False})
 
-    def _request_done(self, event: Event) -> Iterator[dict[str, Any]]:
-        data = event.data
-        sent_ns, args = self._requests.pop(data["request"], (None, {}))
-        if sent_ns is None or ("drawn" not in args and data["outcome"] == "done"):
-            return
-        if "drawn" not in args:  # a failure past the limit: drawn afterwards, whole
-            yield self._async("b", REQUESTS, "request", data["request"], data["request"], sent_ns, args)
-        told = {key: data[key] for key in ("outcome", "status", "error", "replica", "version", "attempts")}
-        yield self._async("e", REQUESTS, "request", data["request"], data["request"], event.t_ns, told)
-
-    def _run(self, event: Event, change: int) -> Iterator[dict[str, Any]]:
-        request = event.data["request"]
-        key = (event.actor, event.inc, request)
-        if change > 0:
-            drawn = "drawn" in self._requests.get(request, (0, {}))[1] and key not in self._runs
-            if drawn:
-                self._runs[key] = None
-        else:
-            drawn = key in self._runs
-            self._runs.pop(key, None)
-        count = max(0, self._in_flight.get(event.actor, 0) + change)
-        self._in_flight[event.actor] = count
-        if not drawn:
-            return
-        name = f"{event.actor}/{event.inc}"
-        args = {"reason": event.data["reason"], "spans": event.data["spans"]} if change < 0 else {}
-        yield self._async("b" if change > 0 else "e", REQUESTS, "run", request, name, event.t_ns, args)
-        yield self._counter(event.actor, event.t_ns)
-
-    def _end_runs(self, event: Event) -> Iterator[dict[str, Any]]:
-        for key in [key for key in self._runs if key[0] == event.actor and key[1] == event.inc]:
-            del self._runs[key]
-            yield self._async("e", REQUESTS, "run", key[2], f"{key[0]}/{key[1]}", event.t_ns, {"reason": "died"})
-        if self._in_flight.pop(event.actor, 0):
-            yield self._counter(event.actor, event.t_ns)
-
     def _end_of_life(self, actor: str, t_ns: int) -> Iterator[dict[str, Any]]:
         if actor in self._born:
             since, inc = self._born.pop(actor)
             yield self._slice(f"{actor}/{inc}", actor, since, t_ns, {"incarnation": inc})
 
-    def _thread(self, actor: str) -> dict[str, Any]:
+    def _thread(self, actor: str) -> Iterable[dict[str, Any]]:
+        """Name the thread of an actor that is drawn for the first time."""
+        if actor in self._threads:
+            return ()
         tid = self._threads[actor] = len(self._threads) + 1
-        return {"ph": "M", "name": "thread_name", "pid": ACTORS, "tid": tid, "args": {"name": actor}}
+        return ({"ph": "M", "name": "thread_name", "pid": ACTORS, "tid": tid, "args": {"name": actor}},)
 
     def _slice(self, name: str, actor: str, from_ns: int, to_ns: int, args: dict[str, Any]) -> dict[str, Any]:
         return {
@@ -199,18 +236,55 @@ class _Tracer:
         }
 
 
+class TraceWriter:
+    """Writes ``trace.json`` while events come, live or from a file; the file appears when the block ends well.
+
+    Args:
+        directory: of the run.
+        max_requests: requests drawn at most, beside those that fail.
+
+    Raises:
+        BadInput: the folder cannot be written.
+    """
+
+    def __init__(self, directory: RunDir, max_requests: int = MAX_REQUESTS) -> None:
+        self._stack = contextlib.ExitStack()
+        self._path = directory.trace
+        self._tracer = _Tracer(max_requests)
+        self.records = 0
+
+    def __enter__(self) -> TraceWriter:
+        self._file = self._stack.enter_context(atomic_file(self._path))
+        self._file.write(b'{"displayTimeUnit":"ms","traceEvents":[')
+        self._put(self._tracer.head())
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> bool | None:
+        if error is None:
+            self._put(self._tracer.close())
+            self._file.write(b"\n]}\n")
+        return self._stack.__exit__(kind, error, trace)
+
+    def feed(self, event: Event) -> None:
+        """Take one event."""
+        records = self._tracer.see(event)
+        if records:
+            self._put(records)
+
+    def _put(self, records: Iterable[dict[str, Any]]) -> None:
+        for record in records:
+            self._file.write(b",\n" if self.records else b"\n")
+            self._file.write(json.dumps(record, sort_keys=True, separators=(",", ":")).encode())
+            self.records += 1
+
+
 def write_trace(directory: RunDir, max_requests: int = MAX_REQUESTS) -> int:
-    """Write ``trace.json`` whole or not at all; returns the number of records.
+    """Write ``trace.json`` from the evidence, whole or not at all; returns the number of records.
 
     Raises:
         BadInput: the events cannot be read or the folder cannot be written.
     """
-    count = 0
-    with atomic_file(directory.trace) as file:
-        file.write(b'{"displayTimeUnit":"ms","traceEvents":[')
-        for record in trace_events(directory.read_events(), max_requests):
-            file.write(b",\n" if count else b"\n")
-            file.write(json.dumps(record, sort_keys=True, separators=(",", ":")).encode())
-            count += 1
-        file.write(b"\n]}\n")
-    return count
+    with TraceWriter(directory, max_requests) as writer:
+        for event in directory.read_events():
+            writer.feed(event)
+    return writer.records

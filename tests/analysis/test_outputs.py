@@ -18,13 +18,13 @@ from analysis.__main__ import main
 from analysis.explain import explain_check
 from analysis.outputs import complete_run, require_unchanged
 from analysis.report import render
-from analysis.rundir import RunDir, verify_manifest
+from analysis.rundir import JsonlWriter, RunDir, verify_manifest
 from analysis.schema import schema_page
 from analysis.sequence import as_svg, as_text
 from analysis.tables import TABLES, frame
 from analysis.timeline import BINS, Timeline
-from analysis.trace import trace_events
-from analysis.verdict import judge_run
+from analysis.trace import TraceWriter, trace_events
+from analysis.verdict import Judge, judge_run
 from protocol.evidence import KINDS
 from tests.analysis.history import History
 from tests.analysis.test_evidence_files import write_run
@@ -262,7 +262,7 @@ def test_the_trace_is_well_formed(failing: RunDir) -> None:
     assert begun == ended
     assert {("request", "r1", "r1"), ("run", "r2", "e0/1"), ("fault", "1", "sigkill on e0")} <= set(begun)
     threads = {r["args"]["name"]: r["tid"] for r in records if r["ph"] == "M" and r["name"] == "thread_name"}
-    assert len(set(threads.values())) == len(threads) and {"e0", "e1", "gw", "client"} <= set(threads)
+    assert len(set(threads.values())) == len(threads) and {"e0", "e1"} <= set(threads)
     lives = [(r["name"], r["ts"], r["dur"]) for r in records if r["ph"] == "X"]
     assert [name for name, _, _ in lives] == ["e0/1", "e1/1", "e0/2"]
     assert all(duration >= 0 for _, _, duration in lives)
@@ -272,6 +272,30 @@ def test_the_trace_is_well_formed(failing: RunDir) -> None:
 def test_a_trace_draws_all_failures_and_no_more_requests_than_asked() -> None:
     records = list(trace_events(faulty().events, max_requests=1))
     assert [r["id"] for r in records if r["ph"] == "b" and r["cat"] == "request"] == ["r1", "r2"]
+
+
+def test_live_outputs_equal_those_made_from_the_file(failing: RunDir, tmp_path: pathlib.Path) -> None:
+    events = faulty(healthy=False).events
+    live = write_run(tmp_path / "live", [], faults=1)
+    live.events.unlink()
+    timeline, judge = Timeline(), Judge(live.info().preregistered)
+    with JsonlWriter(live.events) as writer, TraceWriter(live) as tracer:
+        for event in events:
+            for sink in (writer.record, judge.feed, timeline.feed, tracer.feed):
+                sink(event)
+    complete_run(live, judge.verdict(), {"events.jsonl": writer.sha256}, timeline)
+    assert require_unchanged(live) == ""
+    for name in ("events.jsonl", "verdict.json", "report.html", "trace.json"):
+        assert (live.path / name).read_bytes() == (failing.path / name).read_bytes(), name
+
+
+def test_a_trace_that_fails_halfway_leaves_nothing(passing: RunDir) -> None:
+    before = passing.trace.read_bytes()
+    with pytest.raises(KeyError), TraceWriter(passing) as tracer:
+        tracer.feed(faulty().events[1])
+        raise KeyError
+    assert passing.trace.read_bytes() == before
+    assert not list(passing.path.glob(".*"))
 
 
 # --- explain
