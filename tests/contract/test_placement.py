@@ -9,8 +9,8 @@ import asyncio
 
 import pytest
 
-from protocol.errors import ActorDied, NoSuchActor, Outcome, PlacementError
-from protocol.ports import Backend, Placement, PlacementState
+from protocol.errors import ActorDied, NameTaken, NoSuchActor, Outcome, PlacementError
+from protocol.ports import Backend, Placement, PlacementState, backend
 from tests.contract.components import Self, Worker
 from tests.contract.conftest import GPUS, Arm
 
@@ -220,8 +220,26 @@ def test_group_outlives_its_maker(world: Arm) -> None:
     world.run(body)
 
 
-class GroupMaker:
-    async def make(self) -> str:
-        from protocol.ports import backend
+def test_a_spawner_that_dies_while_it_waits_for_a_group_frees_the_name(world: Arm) -> None:
+    async def body(backend: Backend) -> None:
+        group = await backend.placement_groups.create(TOO_MUCH, strategy="PACK", name="too much")
+        spawner = await backend.spawn(GroupMaker, name="spawner")
+        call = spawner.spawn_in(group, "child")
+        await asyncio.sleep(0.2)
+        with pytest.raises(NameTaken):
+            await backend.spawn(Worker, name="child")
+        await backend.kill(spawner)
+        with pytest.raises(ActorDied):
+            await call
+        child = await backend.spawn(Worker, name="child")
+        assert await child.ping() == "pong"
 
+    world.run(body)
+
+
+class GroupMaker:
+    async def spawn_in(self, group: str, name: str) -> None:
+        await backend().spawn(Worker, name=name, placement=Placement(group))
+
+    async def make(self) -> str:
         return await backend().placement_groups.create(HALF, strategy="PACK", name="made by an actor")
