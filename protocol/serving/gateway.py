@@ -82,28 +82,22 @@ class Gateway:
         """Send a request to a replica, and to another one when that fails in a way that permits it.
 
         Raises:
-            NoReplica: *not done*; nothing was routable for ``routable_wait_s``.
+            NoReplica: nothing was routable for ``routable_wait_s``. *Not done* unless an earlier attempt is unknown.
             NetworkError, HttpError: of the last attempt, earlier ones attached, their number in ``attempts``. A 4xx is
                 *not done*; the outcome is *unknown* as soon as that of any attempt is.
         """
         if not self._picks.size:
             await self._wait_routable()
         config = self._config
-        replica = self._picks.pick()  # counted from here: no await between
+        replica: Replica | None = self._pick(request)
         failures: list[SeatrialError] = []
         tried: list[Replica] = []
         ok = False
         try:
-            if replica.in_flight == 1:
-                replica.progress_at = self._now()
-            self._emit(
-                "gateway.picked",
-                request=request.request_id,
-                replica=replica.name,
-                replica_inc=replica.incarnation,
-                in_flight=replica.in_flight,
-            )
             while True:
+                if replica is None:
+                    await self._wait_routable()
+                    replica = self._pick(request)
                 try:
                     result = await replica.client.generate(
                         request, connect_timeout_s=config.connect_timeout_s, read_timeout_s=config.read_timeout_s
@@ -118,19 +112,45 @@ class Gateway:
                     self._blame(replica, error)
                     if not self._may_retry(request, error, len(failures)):
                         raise _conclude(failures) from None
-                    other = self._move(request, replica, tried, type(error).__name__)
-                    if other is None:
-                        raise _conclude(failures) from None
-                    replica = other
+                    replica = self._elsewhere(request, replica, tried, type(error).__name__, failures)
                 await asyncio.sleep(config.backoff_s * len(failures))
-                if not replica.routable:
+                if replica is not None and not replica.routable:
                     # It left the pick set while this call slept: what is not sent yet must not go there.
-                    other = self._move(request, replica, [*tried, replica], replica.why)
-                    if other is None:
-                        raise _conclude(failures)
-                    replica = other
+                    replica = self._elsewhere(request, replica, [*tried, replica], replica.why, failures)
+        except NoReplica as error:
+            raise _conclude([*failures, error], len(failures)) from None
         finally:
-            self._release(request, replica, ok)
+            if replica is not None:
+                self._release(request, replica, ok)
+
+    def _pick(self, request: GenerateRequest) -> Replica:
+        """Pick and count in one step. Something must be routable, and nothing awaited since that was seen."""
+        replica = self._picks.pick()
+        if replica.in_flight == 1:
+            replica.progress_at = self._now()
+        self._emit(
+            "gateway.picked",
+            request=request.request_id,
+            replica=replica.name,
+            replica_inc=replica.incarnation,
+            in_flight=replica.in_flight,
+        )
+        return replica
+
+    def _elsewhere(
+        self, request: GenerateRequest, old: Replica, tried: list[Replica], why: str, failures: list[SeatrialError]
+    ) -> Replica | None:
+        """The replica that a retry goes to, counted. None: nobody is routable, so it waits, uncounted, as a new call.
+
+        Raises the failure when the only routable replica is the one that failed.
+        """
+        new = self._move(request, old, tried, why)
+        if new is None:
+            if self._picks.size:
+                raise _conclude(failures)
+            # All are suspects at once, say after a burst of lost replies. Health readmits those that are well.
+            self._release(request, old, False)
+        return new
 
     async def _wait_routable(self) -> None:
         try:
@@ -367,11 +387,11 @@ class Gateway:
             del self._replicas[(replica.name, replica.incarnation)]
 
 
-def _conclude(failures: list[SeatrialError]) -> SeatrialError:
+def _conclude(failures: list[SeatrialError], attempts: int | None = None) -> SeatrialError:
     """The last error, with the earlier ones attached. One attempt of unknown outcome makes the whole unknown."""
     *earlier, error = failures
     error.attached = (*error.attached, *earlier)
-    error.fields = {**error.fields, "attempts": len(failures)}
+    error.fields = {**error.fields, "attempts": len(failures) if attempts is None else attempts}
     if any(e.outcome is Outcome.UNKNOWN for e in earlier):
         error.outcome = Outcome.UNKNOWN
     return error

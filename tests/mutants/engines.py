@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -52,7 +51,7 @@ class MiscountsTokens(SimEngine):
         tell = done
 
         def answered(result: EngineResult) -> None:
-            tell(dataclasses.replace(result, completion_tokens=max(0, result.completion_tokens - 1)))
+            tell(result._replace(completion_tokens=max(0, result.completion_tokens - 1)))
 
         super().submit(rid, *args, done=answered, **options)
 

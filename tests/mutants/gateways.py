@@ -77,9 +77,15 @@ class ReplaysUnknown(Gateway):
 class LeaksCountOnFailure(Gateway):
     """Gives the count back only when the call succeeded."""
 
+    def _uncount(self, replica: Replica) -> None:
+        if self._succeeded:
+            super()._uncount(replica)
+
     def _release(self, request: GenerateRequest, replica: Replica, ok: bool) -> None:
-        if ok:
-            super()._release(request, replica, ok)
+        self._succeeded = ok
+        super()._release(request, replica, ok)
+
+    _succeeded = True
 
 
 class ServedCountsFailures(Gateway):

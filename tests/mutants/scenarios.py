@@ -218,6 +218,7 @@ SCENARIOS: dict[str, str] = {
         ),
         workload=_ARRIVALS.replace("for_s: 12", "for_s: 20"),
     ),
+    "wedged_and_refused": "",
     "quiet": _scenario(
         "mutant_quiet",
         "No fault at all: every request is answered.",
@@ -279,8 +280,8 @@ SCENARIOS: dict[str, str] = {
     ),
     "impatient": _scenario(
         "mutant_impatient",
-        "No fault; clients that wait three times as long as any answer takes.",
-        workload=_ARRIVALS + "  patience_s: 1.5\n",
+        "No fault; clients that wait a little longer than any answer takes.",
+        workload=_ARRIVALS + "  patience_s: 0.7\n",
     ),
     "client_stopped": _scenario(
         "mutant_client_stopped",
@@ -303,6 +304,11 @@ SCENARIOS: dict[str, str] = {
 SCENARIOS["too_long_served"] = SCENARIOS["too_long"].replace(
     "- occurs: {event: engine.refused, at_most: 10}",
     "- occurs: {event: gateway.released, where: {ok: true}, at_most: 50}",
+)
+# A wedged replica is out of the routes before its process is ended, so the gateway never meets a closed port.
+SCENARIOS["wedged_and_refused"] = SCENARIOS["wedged"].replace(
+    "- reached:",
+    "- occurs: {event: call.done, where: {actor: gateway-chat-0, error: ConnectionRefused}, at_most: 0}\n- reached:",
 )
 SCENARIOS["restart_serves_export"] = SCENARIOS["restart_with_export"].replace(
     "- occurs: {event: recovery.began, at_most: 1}",

@@ -212,6 +212,43 @@ def test_what_is_not_sent_yet_does_not_go_to_a_replica_that_left_during_the_back
     run(body)
 
 
+def test_a_retry_waits_uncounted_while_every_replica_is_suspect() -> None:
+    async def body(world: FakeBackend) -> None:
+        one, two = await fleet(world, 2)
+        for engine in (one, two):
+            engine.generate_script = [ReadTimeout("x")]
+        made = await gateway(world, (one, two), routable_wait_s=5.0, backoff_s=0.1)
+        calls = [asyncio.ensure_future(made.generate(request(n))) for n in range(2)]
+        await asyncio.sleep(1.0)
+        assert [(v.in_flight, v.routable) for v in await made.engines()] == [(0, False), (0, False)]
+        await made.set_routable(one.address, True, "")
+        results = await asyncio.gather(*calls)
+        assert [(r.engine, r.attempts) for r in results] == [("engine-0", 2), ("engine-0", 2)]
+        assert len(world.of("gateway.picked")) == len(world.of("gateway.released"))
+
+        await made.set_routable(one.address, False, "ill")
+        await made.set_routable(two.address, True, "")
+        two.generate_script = [ReadTimeout("x")]
+        with pytest.raises(NoReplica) as caught:
+            await made.generate(request(2))
+        assert caught.value.outcome is Outcome.UNKNOWN  # the attempt before may have been done
+        assert caught.value.attempts == 1 and isinstance(caught.value.attached[0], ReadTimeout)
+
+    run(body)
+
+
+def test_the_only_routable_replica_is_not_tried_again() -> None:
+    async def body(world: FakeBackend) -> None:
+        (one,) = await fleet(world, 1)
+        one.generate_script = [HttpError(status=500)]
+        made = await gateway(world, (one,))
+        with pytest.raises(HttpError):
+            await made.generate(request())
+        assert one.generated == [] and (await view(made, "engine-0")).in_flight == 0
+
+    run(body)
+
+
 @pytest.mark.parametrize("at", ["picked", "running", "back-off"])
 def test_a_cancelled_call_gives_its_count_back_and_is_not_retried(at: str) -> None:
     async def body(world: FakeBackend) -> None:
