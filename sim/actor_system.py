@@ -13,7 +13,7 @@ from protocol.errors import ActorDied, NameTaken, NoSuchActor, Outcome, Placemen
 from protocol.ports import Engines, Limits, Placement, Signal, Storage
 from sim.actors import ActorProcess, cause
 from sim.births import Birth, SpawnSpec
-from sim.calls import ActorRef, Call, Method, RemoteStream, remote_methods
+from sim.calls import ActorRef, Call, Method, OrderedRef, RemoteStream, remote_methods
 from sim.cluster import Cluster
 from sim.copying import SMALL, Copier, nominal_size, serialise
 from sim.deaths import Deaths, local_zombie
@@ -105,51 +105,49 @@ class ActorSystem:
     ) -> Call | RemoteStream:
         """Send a call; see ``protocol.ports.ActorHandle``. Raises TypeError: an argument cannot be serialised."""
         call = Call(caller, ref, method)
-        stream = RemoteStream(call) if method.stream else None
+        sent = RemoteStream(call) if method.stream else call
         if not caller.alive:
-            return stream or call  # the rest of a dead process's step: nobody will ever see an answer
-        call.packed = packed = self.copier.pack_call(args, kwargs)
+            return sent  # the rest of a dead process's step: nobody will ever see an answer
+        packed = call.packed = self.copier.pack_call(args, kwargs)
         name, incarnation = ref._name, ref._incarnation
         target = self._processes.get(name)
-        if target is None or target.incarnation != incarnation:
-            target = self._zombies.get((name, incarnation))
-        unreachable = target is None or (
-            (not target.alive or target.declared_dead) and not local_zombie(caller, target)
-        )
-        if unreachable and (name, incarnation) in caller.seen_dead:
-            call.done = True
-            call.error = ActorDied(f"{ref!r} is known to be dead; nothing was sent", outcome=Outcome.NOT_DONE)
-            return stream or call
-        call.number = number = self.network.next_number()
-        call.background = background.get()
+        reachable = True
+        if target is None or target.incarnation != incarnation or not target.alive or target.declared_dead:
+            target = self.find(name, incarnation)
+            reachable = target is not None and local_zombie(caller, target)
+            if not reachable and (name, incarnation) in caller.seen_dead:
+                call.done = True
+                call.error = ActorDied(f"{ref!r} is known to be dead; nothing was sent", outcome=Outcome.NOT_DONE)
+                return sent
+        number = self.network.next_number()
         event = self.world.emit(
             caller,
             "call.sent",
-            cause=cause.get(),
+            cause.get(),
             call=number,
             target=name,
             target_inc=incarnation,
             method=method.name,
         )
         if event is None or not caller.alive:  # an injector may act at the emission, which precedes the effect
-            return stream or call
+            return sent
+        call.number = number
+        call.background = background.get()
         call.sent_id = f"{caller.prefix}{event.n}"
         call.sent_lc = event.lc
         call.target = target
         self.open_calls[number] = call
-        if unreachable:
+        if not reachable or target is None:
             self._deaths.call_the_dead(call)
-            return stream or call
-        assert target is not None
-        if stream is not None:
-            self.streams[number] = stream
-        lane = ref._lane(caller)
-        if lane is not None:
-            call.lane = lane
+            return sent
+        if isinstance(sent, RemoteStream):
+            self.streams[number] = sent
+        if type(ref) is OrderedRef:
+            lane = call.lane = ref._lane(caller)
             call.position = lane.sent
             lane.sent += 1
         self.network.send(caller, target, REQUEST, call, nominal_size(packed), target.request_arrives, call)
-        return stream or call
+        return sent
 
     def cancel_call(self, process: ActorProcess, call: Call) -> None:
         """Ask the callee to stop a call."""

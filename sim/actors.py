@@ -289,7 +289,8 @@ class ActorProcess(Process):
             packed = system.copier.pack(value)
         except TypeError as error:
             ok, packed = False, system.copier.pack(portable(error))
-        size = SMALL if packed is value else nominal_size(packed)
+        # An error's traceback holds paths: its length must not decide when it arrives.
+        size = nominal_size(packed) if ok else SMALL
         latest = f"{self.prefix}{self.n}"
         if call.spec.stream:
             stream: RemoteStream | None = system.streams.pop(call.number, None)

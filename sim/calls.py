@@ -99,9 +99,6 @@ class ActorRef:
         process = calling_process(self)
         process.system.cancel_call(process, sent)
 
-    def _lane(self, process: ActorProcess) -> Lane | None:
-        return None
-
     def __getattr__(self, name: str) -> Callable[..., Any]:
         # Underscored names first: while unpickling, `_methods` itself is looked up here.
         method = None if name.startswith("_") else self._methods.get(name)
@@ -138,6 +135,7 @@ class OrderedRef(ActorRef):
         self._lanes: dict[str, Lane] = {}
 
     def _lane(self, process: ActorProcess) -> Lane:
+        """This view's sequence of calls from a process."""
         lane = self._lanes.get(process.id)
         if lane is None:
             lane = self._lanes[process.id] = Lane()
@@ -231,8 +229,12 @@ class Call:
                 if not self.done:
                     self.report("unknown", "CancelledError", None)
                 raise
-        if self.error is not None:
-            raise self.error
+        error = self.error
+        if error is not None:
+            try:
+                raise error
+            finally:
+                del self, error  # else error, traceback, frame and call keep each other alive
         return self.value
 
     def wait(self, waiter: asyncio.Future[None]) -> None:
