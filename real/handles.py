@@ -70,7 +70,7 @@ class RealHandle:
         )
 
     def cancel(self, call: ports.Call) -> None:
-        if not isinstance(call, RealCall):
+        if not isinstance(call, RealCall | RealStream):
             raise TypeError(f"cancel() takes a call made through a handle, not {type(call).__name__}")
         self._caller.cancel_call(self, call.number)
 

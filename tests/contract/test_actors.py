@@ -752,6 +752,31 @@ def test_early_close_runs_the_generators_finally(world: Arm) -> None:
     world.run(body)
 
 
+def test_cancelled_generator_ends_with_call_cancelled(world: Arm) -> None:
+    async def body(backend: Backend) -> None:
+        source = await backend.spawn(Source, name="source")
+        items = source.endless("cancelled")
+        assert await anext(items) == 0
+        source.cancel(items)
+        with pytest.raises(CallCancelled):
+            async for _ in items:
+                pass
+        assert await source.closed_generators() == ["cancelled"]
+
+    world.run(body)
+
+
+def test_cancel_takes_calls_alone(world: Arm) -> None:
+    async def body(backend: Backend) -> None:
+        worker = await backend.spawn(Worker, name="worker")
+        task = asyncio.create_task(asyncio.sleep(0))
+        with pytest.raises(TypeError, match="Task"):
+            worker.cancel(task)
+        await task
+
+    world.run(body)
+
+
 def test_error_in_the_middle_of_a_generator(world: Arm) -> None:
     async def body(backend: Backend) -> None:
         source = await backend.spawn(Source, name="source")
