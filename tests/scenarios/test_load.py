@@ -1,0 +1,182 @@
+"""Scenario files: what is accepted, and the one line that says what is wrong."""
+
+from __future__ import annotations
+
+import pathlib
+from typing import Any
+
+import pytest
+
+from analysis.errors import BadInput
+from scenarios.faults import CATALOG, FAULTS, VERBS
+from scenarios.load import catalog, load, parse
+from scenarios.schema import MEETS
+from sim.fault_kinds import IMPLEMENTED
+
+GOOD = """\
+name: one
+summary: One replica.
+topology:
+  nodes: 2
+  gpus_per_node: 2
+  services:
+    chat:
+      initial_replicas: 2
+      engine: tiny-cpu
+workload:
+  service: chat
+  arrivals: {poisson: {rate_per_s: 5}}
+  prompt_tokens: {fixed: 10}
+  output_tokens: {fixed: 4}
+  for_s: 3
+steps:
+  - at_s: 1
+    do: latency
+    target: {link: {from: node-0, to: node-1}}
+    with: {extra_s: 0.1}
+    for_s: 2
+  - {at_s: 2, do: note, with: {text: hello}}
+acceptance:
+  - nothing_lost: {}
+"""
+HERE = pathlib.Path(".")
+
+
+def _parse(old: str = "", new: str = "", *changes: str) -> Any:
+    assert old in GOOD
+    return parse(GOOD.replace(old, new, 1) if old else GOOD, "f.yaml", HERE, changes)
+
+
+def test_good_file() -> None:
+    scenario = _parse()
+    model = scenario.model
+    assert [workload.service for workload in model.workload] == ["chat"]
+    assert model.steps[0].parameters().model_dump() == {"extra_s": 0.1}
+    assert [step.do for step in model.fault_steps] == ["latency"]
+
+
+def test_every_scenario_of_the_catalog_is_good_and_named_as_its_file() -> None:
+    names = [path.stem for path in catalog()]
+    assert {"fault_injection", "smoke", "scale_10k"} <= set(names)
+    for name in names:
+        assert load(name).name == name
+
+
+BAD = [
+    # (what is replaced, by what, what the message must have)
+    ("summary:", "sumary:", r"f.yaml:2: sumary: unknown key; did you mean 'summary'"),
+    ("  nodes: 2\n", "  nodes: 2\n  gpus: 3\n", r"f.yaml:5: topology.gpus: unknown key; .*known: nodes"),
+    ("      engine: tiny-cpu\n", "", r"f.yaml:7: topology.services.chat.engine: the key is missing"),
+    ("initial_replicas: 2", "initial_replicas: many", r"f.yaml:8: topology.services.chat.initial_replicas: must be .*int"),
+    ("initial_replicas: 2", "initial_replicas: 5", r"f.yaml:3: topology: the replicas need 5 GPUs; 2 nodes with 2"),
+    ("engine: tiny-cpu", "engine: tiny-cpu\n      gateway: {atempts: 3}", r"f.yaml:10: .*gateway.atempts: unknown key; did"),
+    ("engine: tiny-cpu", "engine: tiny-cpu\n      gateway: {attempts: 0}", r"f.yaml:10: .*gateway.attempts: must be greater"),
+    ("engine: tiny-cpu", "engine: tiny-cpu\n      components: {gate: 'a:B'}", r"f.yaml:10: .*unknown component 'gate'; did"),
+    ("engine: tiny-cpu", "engine: tiny-cpu\n      components: {gateway: nope}", r"f.yaml:10: .*'nope' names no class"),
+    ("engine: tiny-cpu", "engine: tiny-cpu\n      components: {gateway: 'no_such:B'}", r"f.yaml:10: .*cannot import 'no_such'"),
+    ("engine: tiny-cpu", "engine: tiny-cpu\n      components: {gateway: 'json:B'}", r"f.yaml:10: .*json has no class 'B'"),
+    ("engine: tiny-cpu", "engine: tiny-cpu\n      gateways: 3", r"f.yaml:10: .*gateways: 3 gateways for 2 replicas"),
+    ("service: chat", "service: chart", r"f.yaml:11: workload.service: unknown service 'chart'; did you mean 'chat'"),
+    ("for_s: 3", "for_s: -3", r"f.yaml:15: workload.for_s: must not be negative \(given: -3\)"),
+    ("for_s: 3", "for_s: 3s", r"f.yaml:15: workload.for_s: '3s' carries a unit"),
+    ("for_s: 3", "for_s: .inf", r"f.yaml:15: workload.for_s: inf is not finite"),
+    ("for_s: 3", "for_ms: 3", r"f.yaml:15: workload.for_ms: unknown key; did you mean 'for_s'"),
+    ("  for_s: 3\n", "", r"f.yaml:10: workload: the workload never ends; give 'for_s' or 'requests'"),
+    ("prompt_tokens: {fixed: 10}", "prompt_tokens: {fixed: 10, uniform: {low: 1, high: 2}}", r"f.yaml:13: .*exactly one"),
+    ("prompt_tokens: {fixed: 10}", "prompt_tokens: {lognormal: {median: 9, p99: 3}}", r"f.yaml:13: .*p99 .* is below"),
+    ("{poisson: {rate_per_s: 5}}", "{poison: {rate_per_s: 5}}", r"f.yaml:12: workload.arrivals.poison: unknown key; did"),
+    ("{poisson: {rate_per_s: 5}}", "{poisson: {rate_per_s: 0}}", r"f.yaml:12: .*rate_per_s: must be greater than 0"),
+    ("at_s: 1\n", "at_s: -1\n", r"f.yaml:17: steps\[0\].at_s: must not be negative"),
+    ("at_s: 1\n", "at: 1\n", r"f.yaml:17: steps\[0\].at: unknown key; did you mean 'at_s'"),
+    ("do: latency", "do: latenzy", r"f.yaml:18: steps\[0\].do: unknown fault or verb 'latenzy'; did you mean 'latency'"),
+    ("    for_s: 2\n", "", r"f.yaml:17: steps\[0\]: 'latency' never ends; give it 'for_s'"),
+    ("{extra_s: 0.1}", "{extra_ms: 100}", r"f.yaml:20: steps\[0\].with.extra_ms: unknown key; did you mean 'extra_s'"),
+    ("{extra_s: 0.1}", "{}", r"f.yaml:17: steps\[0\].with.extra_s: the key is missing"),
+    ("from: node-0", "from: nod-0", r"f.yaml:19: steps\[0\].target.link.from: unknown end of a link 'nod-0'; did you"),
+    ("{link: {from: node-0, to: node-1}}", "busiest_replica", r"f.yaml:17: steps\[0\]: 'latency' befalls a link"),
+    ("    target: {link: {from: node-0, to: node-1}}\n", "", r"f.yaml:17: steps\[0\]: 'latency' needs a target \(link\)"),
+    ("do: note, with: {text: hello}", "do: sigkill, target: chat-9", r"f.yaml:22: steps\[1\].target: unknown target 'chat-9'"),
+    ("do: note, with: {text: hello}", "do: sigkill, target: chat-1, for_s: 2", r"f.yaml:22: .*it takes no 'for_s'"),
+    ("do: note, with: {text: hello}", "do: sigkill, target: chat-1, must_hit: {inflight: {}}", r"f.yaml:22: .*'inflight'; did"),
+    ("at_s: 2, do: note", "when: {event: engine.redy}, do: note", r"f.yaml:22: .*unknown event kind 'engine.redy'; did"),
+    ("at_s: 2, do: note", "when: {event: engine.ready, where: {v: 1}}, do: note", r"f.yaml:22: .*unknown field of engine.ready"),
+    ("at_s: 2, do: note", "at_s: 2, when: {event: engine.ready}, do: note", r"f.yaml:22: .*exactly one of at_s, when"),
+    ("nothing_lost: {}", "nothing_gained: {}", r"f.yaml:24: acceptance\[0\]: .*'nothing_gained' is unknown"),
+    ("name: one", "name: One Two", r"f.yaml:1: name: 'One Two' is no name"),
+    ("name: one", "name: one\nname: two", r"f.yaml:2: key 'name' is given twice"),
+    ("name: one", "name: [one", r"f.yaml:\d+: no YAML"),
+    ("name: one", "name: !!python/object:os.system one", r"f.yaml:1: .*cannot be read"),
+    ("  nodes: 2", "  nodes: {2: 3}", r"f.yaml:4: a key must be text, not '2'"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("old", "new", "message"), BAD, ids=[f"{new.strip()[:40]}" for _, new, _ in BAD])
+def test_bad_file_is_one_line_with_place_key_and_fix(old: str, new: str, message: str) -> None:
+    with pytest.raises(BadInput, match=message) as caught:
+        _parse(old, new)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["", "- a\n", "just text\n"])
+def test_a_file_that_is_no_mapping(text: str) -> None:
+    with pytest.raises(BadInput, match="f.yaml:1: a scenario is a mapping"):
+        parse(text, "f.yaml", HERE)
+
+
+def test_trace_that_is_not_there_names_those_shipped() -> None:
+    text = GOOD[: GOOD.index("  arrivals")] + "  trace: {format: azure, file: nope.csv}\n"
+    with pytest.raises(BadInput, match=r"f.yaml:12: workload.trace.file: no trace at .*shipped: AzureLLM"):
+        parse(text, "f.yaml", HERE)
+
+
+# --- --set ---
+
+
+def test_set_changes_values_items_and_defaults() -> None:
+    changes = ("seed=9", "steps.0.with.extra_s=0.5", "limits.time_limit_s=7", "workload.for_s=4")
+    model = _parse("", "", *changes).model
+    assert (model.seed, model.limits.time_limit_s, model.workload[0].for_s) == (9, 7, 4)
+    assert model.steps[0].parameters().model_dump() == {"extra_s": 0.5}
+
+
+def test_text_after_set_is_the_scenario_that_ran() -> None:
+    changed = _parse("", "", "seed=9")
+    assert parse(changed.text, "again", HERE).model == changed.model
+    assert changed.sha256 != _parse().sha256
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("seed", "--set seed: write it as key.inner=value"),
+        ("sed=3", "--set sed=3: sed: unknown key; did you mean 'seed'"),
+        ("seed=x", r"--set seed=x: seed: must be .*int"),
+        ("steps.7.at_s=1", r"--set steps.7.at_s=1: steps has items 0 to 1, not '7'"),
+        ("name.first=x", "--set name.first=x: name is a plain value"),
+        ("seed=[", r"--set seed=\[: the value is no YAML"),
+    ],
+)
+def test_bad_set_names_itself(change: str, message: str) -> None:
+    with pytest.raises(BadInput, match=message):
+        _parse("", "", change)
+
+
+def test_unknown_scenario_and_absent_file() -> None:
+    with pytest.raises(BadInput, match="unknown scenario 'smok'; did you mean 'smoke'"):
+        load("smok")
+    with pytest.raises(BadInput, match=r"no_such.yaml: no such file"):
+        load("no_such.yaml")
+
+
+# --- the table of faults ---
+
+
+def test_both_halves_of_the_faults_have_the_same_names() -> None:
+    assert list(FAULTS) == list(IMPLEMENTED)
+    assert not set(FAULTS) & set(VERBS)
+
+
+def test_every_fault_says_all_that_is_to_be_said() -> None:
+    assert len({fault.colour for fault in CATALOG}) == len(CATALOG)
+    for fault in CATALOG:
+        assert fault.__doc__ and set(fault.must_hit) <= set(MEETS) and fault.worlds
