@@ -373,9 +373,12 @@ class SharedEngines:
         hashes: list[str] = []
         total = 0
 
+        def go_on() -> None:
+            # Not engine.serve, which answers only once the engine has started: this may be what it starts with.
+            if process.alive and not process.engine.postponed(next_shard):
+                next_shard()
+
         def next_shard() -> None:
-            if not process.alive:
-                return
             nonlocal total
             if len(hashes) == len(shards):
                 have(Weights(total, hash_weights(hashes), self._version(path)))
@@ -389,7 +392,7 @@ class SharedEngines:
             total += found.size
             hashes.append(hashlib.sha256(found.data).hexdigest())
             self.world.observe("storage.read", path=name, size=found.size, reader=process.name, sha256=hashes[-1])
-            clock.call_at(transfer.end_ns, lambda: process.engine.serve(next_shard))
+            clock.call_at(transfer.end_ns, go_on)
 
         next_shard()
 
