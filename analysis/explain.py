@@ -29,10 +29,11 @@ _NEAR_NS = 2_000_000_000
 
 
 class Step(NamedTuple):
-    """One row of a message sequence. ``source`` is the participant an arrow comes from, None for no arrow."""
+    """One row of a message sequence, with the participants an arrow goes from and to; both None for no arrow."""
 
     event: Event
     source: str | None
+    target: str | None
     label: str
     witness: bool
 
@@ -56,6 +57,8 @@ class Explanation(NamedTuple):
     cycle: tuple[str, ...]
     """Processes that wait for one another in a ring, if some do."""
     left_out: int
+    at_the_end: bool
+    """Whether the waits are those at the end of the evidence, or those at the last witness."""
 
 
 def explain_check(directory: RunDir, check: CheckResult) -> Explanation:
@@ -68,29 +71,29 @@ def explain_check(directory: RunDir, check: CheckResult) -> Explanation:
     subjects, window = _subjects(directory, witnesses)
     chosen: list[Event] = []
     left_out = 0
-    senders: dict[str, str] = {}
     waits = _Waits()
-    last = max(witnesses, default=None)
+    last = max(witnesses, default=-1)
+    at_witness: tuple[Wait, ...] = ()
     for event in directory.read_events():
-        if last is None or event.seq <= last:
-            waits.see(event)
+        waits.see(event)
+        if event.seq == last:
+            at_witness = waits.report(subjects)
         if not _belongs(event, witnesses, subjects, window):
-            if event.kind == "run.wait":
-                waits.see(event)
             continue
         if event.seq not in witnesses and len(chosen) >= ROWS:
             left_out += 1
             continue
         chosen.append(event)
-        senders[event.id] = event.actor
-    steps = tuple(Step(event, _source(event), label(event), event.seq in witnesses) for event in chosen)
+    steps = tuple(Step(event, *_arrow(event), label(event), event.seq in witnesses) for event in chosen)
     participants: dict[str, None] = {}
     for step in steps:
-        if step.source is not None:
-            participants[step.source] = None
-        participants[step.event.actor] = None
-    found = waits.report()
-    return Explanation(check, steps, tuple(participants), found, _cycle(found), left_out)
+        for name in (step.source, step.event.actor, step.target):
+            if name is not None:
+                participants[name] = None
+    # What never ended is best seen at the end, anything else at the moment it went wrong.
+    at_the_end = not witnesses or waits.is_open(subjects)
+    found = waits.report(subjects) if at_the_end else at_witness
+    return Explanation(check, steps, tuple(participants), found, _cycle(found), left_out, at_the_end)
 
 
 def _subjects(directory: RunDir, witnesses: set[int]) -> tuple[set[tuple[str, Any]], tuple[int, int]]:
@@ -118,12 +121,14 @@ def _belongs(event: Event, witnesses: set[int], subjects: set[tuple[str, Any]], 
     return event.kind in _CONTEXT and window[0] <= event.t_ns <= window[1]
 
 
-def _source(event: Event) -> str | None:
-    """The participant an event's message came from."""
+def _arrow(event: Event) -> tuple[str | None, str | None]:
+    """The message that an event sends, or the one that it follows from."""
+    if event.kind == "call.sent" and event.data["target"] != event.actor:
+        return event.actor, event.data["target"]
     if event.cause is None:
-        return None
+        return None, None
     (actor, _), _ = parse_cause(event.cause)
-    return actor if actor != event.actor else None
+    return (actor, event.actor) if actor != event.actor else (None, None)
 
 
 _SHOWN_FIELDS = {
@@ -176,20 +181,29 @@ class _Waits:
         elif kind == "run.wait":
             self._reported.append(Wait(data["waiter"], data["waits_for"], data["should_wake"], None))
 
-    def report(self) -> tuple[Wait, ...]:
+    def is_open(self, subjects: set[tuple[str, Any]]) -> bool:
+        """Whether one of these calls or requests has not ended, or the world itself reports who waits."""
+        return (
+            bool(self._reported)
+            or any(("call", call) in subjects for call in self._calls)
+            or any(("request", request) in subjects for request in self._requests)
+        )
+
+    def report(self, subjects: set[tuple[str, Any]]) -> tuple[Wait, ...]:
+        """Who waits, those that the witnesses are about first, then the longest."""
         if self._reported:
             return tuple(self._reported[:WAITS])
-        found = [
-            Wait(
-                sent.actor, f"{sent.data['target']}.{sent.data['method']} (call {call})", sent.data["target"], sent.t_s
-            )
-            for call, sent in self._calls.items()
-        ]
+        found = []
+        for call, sent in self._calls.items():
+            target = sent.data["target"]
+            wait = Wait(sent.actor, f"{target}.{sent.data['method']} (call {call})", target, sent.t_s)
+            found.append((("call", call) not in subjects, sent.t_ns, wait))
         for request, sent in self._requests.items():
             engines = self._runs.get(request) or ["no engine"]
-            found.append(Wait(f"{sent.actor} ({request})", "the answer", ", ".join(engines), sent.t_s))
-        found.sort(key=lambda wait: wait.since_s or 0.0)
-        return tuple(found[:WAITS])
+            wait = Wait(f"{sent.actor} ({request})", "the answer", ", ".join(engines), sent.t_s)
+            found.append((("request", request) not in subjects, sent.t_ns, wait))
+        found.sort(key=lambda row: row[:2])
+        return tuple(wait for _, _, wait in found[:WAITS])
 
 
 def _cycle(waits: tuple[Wait, ...]) -> tuple[str, ...]:

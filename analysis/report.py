@@ -20,7 +20,8 @@ h1{font-size:22px;margin:0}h2{font-size:16px;margin:28px 0 8px}
 table{border-collapse:collapse;width:100%}td,th{text-align:left;padding:4px 8px;border-bottom:1px solid var(--line);
 vertical-align:top}th{color:var(--soft);font-weight:600}td.n{text-align:right}
 .pass{color:var(--pass)}.fail{color:var(--fail);font-weight:600}.inconclusive{color:var(--open)}.soft{color:var(--soft)}
-.verdict{font-size:18px}svg{width:100%;height:auto;font:11px system-ui,sans-serif}svg text{fill:var(--soft)}
+td .soft{white-space:pre-line}.verdict{font-size:18px}
+svg{width:100%;height:auto;font:11px system-ui,sans-serif}svg text{fill:var(--soft)}
 .grid{stroke:var(--line);stroke-width:.6}.axis{stroke:var(--soft)}.fault{fill:#c2571a;fill-opacity:.16}.heat{fill:#2f6fb7}.lane{fill:#c2571a}
 code{font-size:13px}pre{white-space:pre-wrap;border:1px solid var(--line);padding:8px}details>summary{cursor:pointer}
 """

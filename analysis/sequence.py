@@ -22,7 +22,10 @@ def as_text(explanation: Explanation) -> str:
         lines += _chart(explanation)
     if explanation.left_out:
         lines.append(f"  ... and {explanation.left_out} more events of the same requests, calls and faults")
-    lines += ["", "  Who waits for whom" + (" at the last witness" if check.witness else " where the evidence ends")]
+    lines += [
+        "",
+        "  Who waits for whom" + (" where the evidence ends" if explanation.at_the_end else " at the last witness"),
+    ]
     lines += [_wait_line(wait) for wait in explanation.waits] or ["    nobody"]
     if explanation.cycle:
         lines.append(f"    a ring: {' -> '.join((*explanation.cycle, explanation.cycle[0]))}")
@@ -50,15 +53,14 @@ def _lane(step: Step, column: dict[str, int]) -> str:
     cells = [" "] * (_COLUMN * len(column))
     for index in column.values():
         cells[index * _COLUMN] = "│"
-    target = column[step.event.actor] * _COLUMN
-    if step.source is not None:
-        source = column[step.source] * _COLUMN
+    if step.source is not None and step.target is not None:
+        source, target = column[step.source] * _COLUMN, column[step.target] * _COLUMN
         low, high = min(source, target), max(source, target)
         for position in range(low + 1, high):
             cells[position] = "─"
         cells[source] = "├" if source < target else "┤"
         cells[target + (-1 if source < target else 1)] = "▶" if source < target else "◀"
-    cells[target] = "●"
+    cells[column[step.event.actor] * _COLUMN] = "●"
     return "".join(cells)
 
 
@@ -108,15 +110,15 @@ def _draw(one: Explanation, parts: list[str], top: int) -> int:
         at = lane[step.event.actor]
         css = "witness" if step.witness else "soft"
         parts.append(_text(12, row + 4, f"{step.event.seq}  {step.event.t_s:.6f} s", css))
-        if step.source is not None:
-            parts.append(
-                f'<line class="arrow" x1="{lane[step.source]}" y1="{row}" '
-                f'x2="{at - 5 if lane[step.source] < at else at + 5}" y2="{row}" marker-end="url(#head)"/>'
-            )
+        if step.source is not None and step.target is not None:
+            begin, end = lane[step.source], lane[step.target]
+            end += -5 if begin < end else 5
+            parts.append(f'<line class="arrow" x1="{begin}" y1="{row}" x2="{end}" y2="{row}" marker-end="url(#head)"/>')
         parts.append(f'<circle class="{"witness" if step.witness else "dot"}" cx="{at}" cy="{row}" r="4"/>')
         parts.append(_text(labels, row + 4, step.label, css if step.witness else ""))
     y = bottom + 24
-    parts.append(_text(12, y, "Who waits for whom", "name"))
+    when = "where the evidence ends" if one.at_the_end else "at the last witness"
+    parts.append(_text(12, y, f"Who waits for whom {when}", "name"))
     for line in [_wait_line(wait).strip() for wait in one.waits] or ["nobody"]:
         y += 18
         parts.append(_text(24, y, line))

@@ -313,7 +313,7 @@ def test_explain_draws_an_svg(failing: RunDir, tmp_path: pathlib.Path) -> None:
     assert result.exit_code == 1
     root = ElementTree.fromstring((tmp_path / "why.svg").read_text())
     texts = [element.text for element in root.iter("{http://www.w3.org/2000/svg}text")]
-    assert "nothing_lost: fail" in texts and "Who waits for whom" in texts
+    assert "nothing_lost: fail" in texts and "Who waits for whom where the evidence ends" in texts
     assert any(text and "r<3>" in text for text in texts)
 
 
@@ -324,10 +324,12 @@ def test_arrows_follow_causes() -> None:
     check = h.end().judged("every_wait_ends")
     explanation = explain_check(run_of(h), check._replace(witness=(picked.seq,)))
     text = as_text(explanation)
-    assert re.search(r"├─+▶●", text)
+    sent, received = (line for line in text.splitlines() if "─▶" in line)
+    assert re.search(r"●─+▶│", sent) and "call.sent target=gw method=generate" in sent
+    assert re.search(r"├─+▶●", received) and "gateway.picked" in received
     assert explanation.participants[:2] == ("client", "gw")
     svg = as_svg([explanation])
-    assert svg.count('class="arrow"') == 1
+    assert svg.count('class="arrow"') == 2
     ElementTree.fromstring(svg)
 
 
@@ -356,6 +358,19 @@ def test_the_worlds_report_of_a_deadlock_is_shown_as_it_is() -> None:
     h.end("deadlock")
     text = as_text(explain_check(run_of(h), h.judged("run_finished")))
     assert "gate.seal waits for lease 4, from worker-3" in text
+
+
+def test_waits_are_those_of_the_moment_it_went_wrong_unless_they_never_end() -> None:
+    h = History()
+    h("call.sent", call=1, target="gw", method="generate")
+    h.sent("r1")
+    failed = h.done("r1", outcome="unknown", status=0)
+    h("call.done", call=1, outcome="done")
+    h.end()
+    explanation = explain_check(run_of(h), h.judged("unexplained_failures"))
+    assert failed.seq in explanation.check.witness and not explanation.at_the_end
+    assert "client waits for gw.generate (call 1), from gw since" in as_text(explanation)
+    assert explain_check(run_of(h), h.judged("nothing_lost")).waits == ()
 
 
 def test_a_long_story_is_cut_but_keeps_its_witnesses() -> None:
