@@ -36,13 +36,10 @@ class Entry:
 
     __slots__ = ("fn", "args", "background", "clock")
 
-    def __init__(
-        self, clock: Clock, fn: Callable[..., object] | None, args: tuple[Any, ...], background: bool
-    ) -> None:
-        self.clock = clock
-        self.fn = fn
-        self.args = args
-        self.background = background
+    clock: Clock
+    fn: Callable[..., object] | None
+    args: tuple[Any, ...]
+    background: bool
 
     def cancel(self) -> None:
         if self.fn is not None:
@@ -53,6 +50,9 @@ class Entry:
     @property
     def gone(self) -> bool:
         return self.fn is None
+
+
+_new_entry = Entry.__new__
 
 
 class Clock(simpy.Environment):
@@ -74,12 +74,20 @@ class Clock(simpy.Environment):
 
     def call_at(self, t_ns: int, fn: Callable[..., object], *args: Any, background: bool = False) -> Entry:
         """Run ``fn(*args)`` at ``t_ns`` (not before now), outside of any actor."""
-        entry = Entry(self, fn, args, background)
+        entry = _new_entry(Entry)  # filled here, without an __init__: engines make one for every step
+        entry.clock = self
+        entry.fn = fn
+        entry.args = args
+        entry.background = background
         _heappush(self._queue, (t_ns if t_ns > self._now else self._now, NORMAL, next(self._eid), entry))  # type: ignore[misc]
         return entry
 
     def call_after(self, delay_ns: int, fn: Callable[..., object], *args: Any, background: bool = False) -> Entry:
-        entry = Entry(self, fn, args, background)
+        entry = _new_entry(Entry)
+        entry.clock = self
+        entry.fn = fn
+        entry.args = args
+        entry.background = background
         _heappush(self._queue, (self._now + delay_ns, NORMAL, next(self._eid), entry))  # type: ignore[misc]
         return entry
 

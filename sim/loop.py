@@ -79,14 +79,11 @@ class SimHandle(asyncio.TimerHandle):
 
     def cancel(self) -> None:
         if not self._cancelled:
-            if self._scheduled:
-                self._loop._clock.note_cancelled()
-            # As asyncio.Handle.cancel, which clears what it holds.
             self._cancelled = True
-            if self._loop._debug:
-                self._repr = repr(self)
-            self._callback = None  # type: ignore[assignment]
-            self._args = None  # type: ignore[assignment]
+            if self._scheduled:  # it may lie in the queue for long: let go of what it holds
+                self._callback = None  # type: ignore[assignment]
+                self._args = None  # type: ignore[assignment]
+                self._loop._clock.note_cancelled()
 
     @property
     def gone(self) -> bool:
