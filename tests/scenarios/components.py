@@ -1,0 +1,68 @@
+"""Components of a user's own, for the tests: named in scenarios as ``tests.scenarios.components:Class``."""
+
+from __future__ import annotations
+
+import asyncio
+
+from protocol.config import GatewayConfig
+from protocol.messages import GenerateRequest, GenerateResult
+from protocol.ports import data_call
+from protocol.serving.gateway import Gateway
+
+
+class HashOrderGateway(Gateway):
+    """Waits in the order of a set of strings, which is that of the process's hash seed."""
+
+    async def start(self) -> None:
+        await super().start()
+        for name in {"ada", "bob", "cleo", "dan", "eve", "finn", "gus", "hal"}:  # noqa: PLC0208 - the defect
+            await asyncio.sleep(0.001 * ord(name[0]) ** 2 % 0.0137)
+
+
+class LeakyGateway(Gateway):
+    """Keeps a count at class level, so that a run depends on those before it."""
+
+    runs = 0
+
+    async def start(self) -> None:
+        await super().start()
+        type(self).runs += 1
+        await asyncio.sleep(0.01 * type(self).runs)
+
+
+class ForgetfulGateway(Gateway):
+    """Never answers the tenth request."""
+
+    def __init__(self, config: GatewayConfig) -> None:
+        super().__init__(config)
+        self._seen = 0
+
+    @data_call
+    async def generate(self, request: GenerateRequest) -> GenerateResult:
+        self._seen += 1
+        if self._seen == 10:
+            await asyncio.get_running_loop().create_future()
+        return await super().generate(request)
+
+
+class PlainGateway:
+    """Knows one replica and nothing else: no health, no counters, no evidence of its own."""
+
+    def __init__(self, config: GatewayConfig) -> None:
+        self._client = None
+
+    async def add_replica(self, address: object) -> bool:
+        from protocol.ports import backend
+
+        self._client = backend().engines.client(address)  # type: ignore[arg-type]
+        return True
+
+    async def generate(self, request: GenerateRequest) -> GenerateResult:
+        return await self._client.generate(request)  # type: ignore[union-attr]
+
+    async def health_view(self, known_version: int, stall_window_s: float) -> object:
+        from protocol.serving.gateway import HealthView
+
+        return HealthView(1, (), (), ())
+
+
