@@ -1,0 +1,57 @@
+"""``python -m tests.mutants.museum``: try every mutant and write docs/museum.md. Exit code 1 when one gets away."""
+
+from __future__ import annotations
+
+import pathlib
+import sys
+
+from tests.mutants.registry import Mutant, all_mutants
+from tests.mutants.trial import try_mutant
+
+PAGE = pathlib.Path(__file__).parents[2] / "docs" / "museum.md"
+_MOST_SEEDS = 20
+
+_HEAD = """\
+# The museum of wrong variants
+
+Made by `python -m tests.mutants.museum`; do not edit. Each row is a defect, most of which really happened somewhere.
+*Caught* means that the check in its column says fail, with witness events, and that the right variant passes that
+check, and its whole run, under the same seeds. *Seeds* is how many had to be tried until the first catch; *s* is CPU
+time of one trial, the wrong and the right run together.
+
+| mutant | what is wrong | source | in place of | scenario | check | seeds | s |
+| --- | --- | --- | --- | --- | --- | --- | --- |
+"""
+
+
+def row(mutant: Mutant) -> tuple[str, bool]:
+    """The mutant's line, and whether it was caught."""
+    for tried, seed in enumerate((*mutant.seeds, *range(100, 100 + _MOST_SEEDS)), 1):
+        trial = try_mutant(mutant, seed)
+        if trial.caught:
+            needed, seconds = str(tried), f"{trial.seconds:.1f}"
+            break
+    else:
+        needed, seconds = "**not caught**", ""
+    cells = (
+        mutant.name, mutant.defect, mutant.source, f"`{mutant.twin.__name__}`", mutant.scenario, f"`{mutant.check}`",
+        needed, seconds,
+    )  # fmt: skip
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |\n", bool(seconds)
+
+
+def main() -> int:
+    lines, missed = [], []
+    for mutant in all_mutants():
+        line, caught = row(mutant)
+        lines.append(line)
+        if not caught:
+            missed.append(mutant.name)
+        print(line, end="", flush=True)
+    PAGE.write_text(_HEAD + "".join(lines) + f"\n{len(lines) - len(missed)} of {len(lines)} caught.\n")
+    print(f"{PAGE}: {len(lines) - len(missed)} of {len(lines)} caught" + (f"; missed: {', '.join(missed)}" if missed else ""))
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

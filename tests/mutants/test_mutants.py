@@ -1,0 +1,37 @@
+"""Each mutant is caught by the check that it declares, with witnesses, and its twin passes the same seeds."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.mutants.registry import Mutant, all_mutants
+from tests.mutants.trial import try_mutant
+
+MUTANTS = tuple(all_mutants())
+BY_NAME = pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name.replace(" ", "-"))
+
+
+@BY_NAME
+def test_the_first_seed_catches_it(mutant: Mutant) -> None:
+    trial = try_mutant(mutant, mutant.seeds[0])
+    assert trial.caught, trial.explain()
+
+
+@pytest.mark.slow
+@BY_NAME
+def test_every_seed_catches_it(mutant: Mutant) -> None:
+    missed = [trial.explain() for seed in mutant.seeds[1:] if not (trial := try_mutant(mutant, seed)).caught]
+    assert not missed, "\n".join(missed)
+
+
+def test_there_are_enough_and_each_says_what_is_wrong() -> None:
+    assert len(MUTANTS) >= 15
+    assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS)
+    assert [mutant.name for mutant in MUTANTS if not mutant.defect.endswith(".")] == []
+
+
+def test_a_twin_in_the_place_of_its_mutant_is_not_credited() -> None:
+    import dataclasses
+
+    innocent = dataclasses.replace(MUTANTS[0], cls=MUTANTS[0].twin)
+    assert not try_mutant(innocent, 1).caught
