@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from json.encoder import c_make_encoder  # None where there is no C one
 from json.encoder import encode_basestring_ascii as _quote  # the C one where there is one
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -68,6 +69,10 @@ class Recorder(Protocol):
     def record(self, event: Event) -> None: ...
 
 
+def _int(value: int) -> str:
+    return format(value, "d")  # rejects floats and strings; bools and foreign integers become digits
+
+
 def _float(value: float) -> str:
     return float.__repr__(float(value))
 
@@ -75,17 +80,20 @@ def _float(value: float) -> str:
 def _compile(name: str, fields: dict[str, tuple[str, str]]) -> Encoder:
     """A function that writes one JSON line for this kind.
 
-    Generated per kind because the encoder is the hottest code of a run: an f-string over known fields costs a third
+    Generated per kind because the encoder is the hottest code of a run: an f-string over known fields costs a fifth
     of ``json.dumps`` of a dict, and the key order is then part of the schema and not of the caller.
     """
-    quote = lambda expr: f"{{_q({expr})}}"  # noqa: E731
     parts = []
-    for field, (type_, _) in fields.items():
-        value = f"d[{field!r}]"
+    plain = []
+    values = {}
+    for number, (field, (type_, _)) in enumerate(fields.items()):
+        value = f"v{number}"
+        values[field] = value
         if type_ == "int":
-            text = f"{{{value}:d}}"  # rejects floats and strings
+            text = f"{{{value}}}"  # an exact int, or else what _int makes of it
+            plain.append(value)
         elif type_ == "str":
-            text = quote(value)
+            text = f"{{_q({value})}}"
         elif type_ == "float":
             text = f"{{_f({value})}}"
         elif type_ == "bool":
@@ -93,7 +101,7 @@ def _compile(name: str, fields: dict[str, tuple[str, str]]) -> Encoder:
         elif type_ == "json":
             text = f"{{_j({value})}}"
         elif type_ == "int?":
-            text = f"{{'null' if {value} is None else format({value}, 'd')}}"
+            text = f"{{'null' if {value} is None else _int({value})}}"
         elif type_ == "float?":
             text = f"{{'null' if {value} is None else _f({value})}}"
         else:
@@ -103,22 +111,33 @@ def _compile(name: str, fields: dict[str, tuple[str, str]]) -> Encoder:
     source = (
         "def encode(seq, t_ns, actor, inc, n, lc, cause, d):\n"
         f"    if len(d) != {len(fields)}: raise KeyError('fields')\n"
-        "    c = 'null' if cause is None else _q(cause)\n"
+        + "".join(f"    {value} = d[{field!r}]\n" for field, value in values.items())
+        + "".join(f"    if type({value}) is not int: {value} = _int({value})\n" for value in plain)
+        + "    c = 'null' if cause is None else _q(cause)\n"
         f"    return f'''{{{{\"seq\":{{seq}},\"t_ns\":{{t_ns}},\"kind\":\"{name}\",\"actor\":{{_q(actor)}},"
         '"inc":{inc},"n":{n},"lc":{lc},"cause":{c},"data":{{'
         f"{body}"
         "}}}}\\n'''\n"
     )
-    # Python 3.11 forbids reusing the outer quote inside an f-string expression; field access uses d['x'].
     namespace: dict[str, Any] = {
         "_q": _quote,
         "_f": _float,
+        "_int": _int,
         "_b": {True: "true", False: "false"},
-        "_j": lambda v: json.dumps(v, sort_keys=True, separators=(",", ":")),
+        "_j": _json_text(),
     }
     exec(source, namespace)
     encode: Encoder = namespace["encode"]
     return encode
+
+
+def _json_text() -> Callable[[Any], str]:
+    """``json.dumps`` with sorted keys and no spaces, without making an encoder for every value."""
+    fallback = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
+    if c_make_encoder is None:
+        return fallback.encode
+    chunks = c_make_encoder(None, fallback.default, _quote, None, ":", ",", True, False, True)
+    return lambda value: "".join(chunks(value, 0))
 
 
 KINDS: dict[str, EventKind] = {}
