@@ -64,5 +64,3 @@ class PlainGateway:
         from protocol.serving.gateway import HealthView
 
         return HealthView(1, (), (), ())
-
-

@@ -59,7 +59,9 @@ class Port:
     def below(self, n: int) -> int:
         return n - 1
 
-    def inject(self, name: str, aim: Aim, params: dict[str, Any], *, must_hit: Any, for_s: Any, transient: bool) -> None:
+    def inject(
+        self, name: str, aim: Aim, params: dict[str, Any], *, must_hit: Any, for_s: Any, transient: bool
+    ) -> None:
         if aim.name == "chat-1":
             raise StepRefused("it is dead already")
         self.effects.append(f"{name} injected")
@@ -167,7 +169,9 @@ def test_links_and_paths_and_what_must_be_hit() -> None:
 
 
 def test_healed_is_told_once_after_the_last_fault() -> None:
-    injector, port = _injector("{at_s: 1, do: sigkill, target: chat-0}", "{at_s: 2, do: wedge, target: chat-0, for_s: 9}")
+    injector, port = _injector(
+        "{at_s: 1, do: sigkill, target: chat-0}", "{at_s: 2, do: wedge, target: chat-0, for_s: 9}"
+    )
     port.run(1)
     assert not port.of("run.healed")
     port.run(2)

@@ -50,7 +50,10 @@ def test_a_run_leaves_a_whole_directory_that_judges_alike_offline(small: Make, t
 def test_run_json_is_there_before_the_first_event(small: Make, tmp_path: pathlib.Path) -> None:
     seen: list[list[str]] = []
     run_in_sim(
-        small(), 5, out=tmp_path / "run", watch=lambda _: seen.append(sorted(p.name for p in (tmp_path / "run").iterdir()))
+        small(),
+        5,
+        out=tmp_path / "run",
+        watch=lambda _: seen.append(sorted(p.name for p in (tmp_path / "run").iterdir())),
     )
     assert seen[0] == ["events.jsonl", "run.json"]
 

@@ -1,0 +1,154 @@
+"""The command line: what it prints, exit codes, and one message for each bad input."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import jsonschema
+import pytest
+import yaml
+
+from scenarios.json_schema import scenario_schema
+from scenarios.load import CATALOG, catalog
+from tests.scenarios.conftest import ROOT, SMALL, Command
+
+
+def test_list_show_and_validate(command: Command, small_file: pathlib.Path) -> None:
+    listed = command("list")
+    assert listed.returncode == 0 and re.search(r"^smoke +Two replicas", listed.stdout, re.MULTILINE)
+    shown = command("show", "smoke")
+    assert shown.stdout == (CATALOG / "smoke.yaml").read_text()
+    assert "seed: 99" in command("show", "smoke", "--set", "seed=99").stdout
+    good = command("validate", small_file)
+    assert (good.returncode, good.stdout, good.stderr) == (0, "small.yaml: good\n", "")
+    passed = command("validate", "fault_injection").stdout
+    assert "AzureLLMInferenceTrace_code.csv: 8819 requests over 137.4 s" in passed
+
+
+def test_smoke_takes_under_a_second_of_running(command: Command) -> None:
+    done = command("run", "smoke", "--backend", "sim", "--json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    told = json.loads(done.stdout)
+    assert told["result"] == "pass" and told["wall_s"] < 5  # a second alone; the machine may be busy
+    assert told["run_directory"] == "runs/smoke-sim-1"
+
+
+def test_run_writes_a_numbered_folder_and_plain_lines(command: Command, small_file: pathlib.Path) -> None:
+    first = command("run", small_file, "--backend", "sim", "--no-report")
+    second = command("run", small_file, "--backend", "sim", "--no-report", "--seed", 5)
+    assert first.returncode == second.returncode == 0, first.stderr
+    assert "evidence in runs/small-sim-5\n" in first.stdout and "runs/small-sim-5-2\n" in second.stdout
+    assert re.search(r"^pass +nothing_lost: 60 sent, 60 ended$", first.stdout, re.MULTILINE)
+    assert "\x1b" not in first.stdout and first.stderr == ""
+    assert not (small_file.parent / "runs/small-sim-5/report.html").exists()
+
+
+def test_exit_codes_of_verdicts(command: Command, small_file: pathlib.Path) -> None:
+    fail = command("run", small_file, "--backend", "sim", "--set", "acceptance=[{latency_p99: {at_most_s: 0.001}}]")
+    assert fail.returncode == 1 and "FAIL: small, seed 5" in fail.stdout
+    step = "steps=[{at_s: 1, do: sigkill, target: chat-0, must_hit: {in_flight: {at_least: 50}}}]"
+    open_ = command("run", small_file, "--backend", "sim", "--set", step)
+    assert open_.returncode == 3 and "INCONCLUSIVE" in open_.stdout
+
+
+def test_the_printed_command_repeats_the_run(command: Command, small_file: pathlib.Path) -> None:
+    words = ("run", small_file, "--backend", "sim", "--set", "workload.for_s=1", "--explore", "--seed", "77", "--json")
+    told = json.loads(command(*words).stdout)
+    again = json.loads(command(*told["repeat"].split()[3:], "--json").stdout)
+    assert (again["digest"], again["events"]) == (told["digest"], told["events"])
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["run", "smok", "--backend", "sim"], "error: unknown scenario 'smok'; did you mean 'smoke'?"),
+        (["run", "smoke", "--backend", "simm"], "Invalid value for '--backend': 'simm' is not one of 'sim', 'real'."),
+        (["run", "smoke"], "Missing option '--backend'."),
+        (["run", "smoke", "--backend", "real"], "error: --backend real: "),
+        (["run", "smoke", "--backend", "sim", "--seed", "-3"], "Invalid value for '--seed'"),
+        (["run", "smoke", "--backend", "sim", "--set", "sed=1"], "error: --set sed=1: sed: unknown key; did you mean"),
+        (["run", "smoke", "--backend", "sim", "--out", "."], "error: .: exists already; name another output folder"),
+        (["run", "smoke", "--backend", "sim", "--out", "/proc/no"], "error: /proc/no: cannot be made ("),
+        (["run", "absent.yaml", "--backend", "sim"], "error: absent.yaml: no such file"),
+        (["run", "smoke", "--backend", "sim", "--set", "workload.for_s=-1"], "workload.for_s: must not be negative"),
+        (["run", "smoke", "--backend", "sim", "--set", "steps.0.do=sigkil"], "unknown fault or verb 'sigkil'; did you"),
+        (["run", "smoke", "--backend", "sim", "--set", "steps.0.target=chat-7"], "unknown target 'chat-7'"),
+        (["prove", "smoke", "--seeds", "0"], "Invalid value for '--seeds'"),
+        (["prove", "smoke", "--python", "/no/python"], "error: /no/python: cannot be started"),
+        (["sweep", "smoke", "--out", "."], "error: .: exists already"),
+        (["sail"], "No such command 'sail'."),
+    ],
+)
+def test_bad_input_is_one_message_exit_2_and_nothing_written(
+    command: Command, tmp_path: pathlib.Path, words: list[str], message: str
+) -> None:
+    done = command(*words)
+    assert done.returncode == 2 and message in done.stderr, done.stderr
+    assert "Traceback" not in done.stderr and done.stdout == ""
+    assert len([line for line in done.stderr.splitlines() if "rror" in line]) == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_bad_row_of_a_trace_leaves_nothing(command: Command, tmp_path: pathlib.Path) -> None:
+    text = SMALL[: SMALL.index("  arrivals")] + "  trace: {format: burstgpt, file: t.csv}\n"
+    (tmp_path / "s.yaml").write_text(text)
+    (tmp_path / "t.csv").write_text("Timestamp,Request tokens,Response tokens\r\n0,5,5\r\n1,five,5\r\n")
+    for words in (["run", "s.yaml", "--backend", "sim"], ["validate", "s.yaml"]):
+        done = command(*words)
+        assert done.returncode == 2
+        assert re.fullmatch(r"error: .*t.csv:3: column 'Request tokens': 'five': is no count.*\n", done.stderr)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["s.yaml", "t.csv"]
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root writes everywhere")
+def test_a_folder_that_cannot_be_written(command: Command, tmp_path: pathlib.Path) -> None:
+    tmp_path.chmod(0o500)
+    done = command("run", "smoke", "--backend", "sim", "--out", "new")
+    tmp_path.chmod(0o700)
+    assert done.returncode == 2 and "new: cannot be made (Permission denied)" in done.stderr
+
+
+def test_an_interrupt_is_one_line_and_exit_3(tmp_path: pathlib.Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "scenarios", "run", "fault_injection", "--backend", "sim", "--out", "run"],
+        cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    events = tmp_path / "run" / "events.jsonl"
+    deadline = time.monotonic() + 60
+    while not (events.exists() and events.stat().st_size) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 3, err
+    assert err.splitlines()[-1] == "interrupted; what was written so far is no verdict" and "Traceback" not in err
+    assert not (tmp_path / "run" / "manifest.json").exists()
+
+
+def test_prove_and_sweep_from_the_command_line(command: Command, small_file: pathlib.Path) -> None:
+    proved = command("prove", small_file, "--set", "workload.for_s=0.5", "--json")
+    assert proved.returncode == 0 and json.loads(proved.stdout)["result"] == "pass", proved.stderr
+    swept = command("sweep", small_file, "--seeds", 3, "--set", "workload.for_s=0.5", "--out", "sw", "--json")
+    assert swept.returncode == 0 and json.loads(swept.stdout)["passed"] == 3, swept.stderr
+
+
+# --- the JSON Schema ---
+
+
+def test_the_schema_accepts_the_catalog_and_refuses_what_the_models_refuse(command: Command) -> None:
+    schema = json.loads(command("schema").stdout)
+    assert schema == json.loads(json.dumps(scenario_schema()))
+    validator = jsonschema.Draft202012Validator(schema)
+    validator.check_schema(schema)
+    for path in catalog():
+        validator.validate(yaml.safe_load(path.read_text()))
+    for key, value in (("sed", 1), ("seed", -1), ("steps", [{"at_s": 1, "do": "sail"}])):
+        assert not validator.is_valid({**yaml.safe_load(SMALL), key: value})
+    step = {"at_s": 1, "do": "latency", "target": {"link": {}}, "with": {"extra_ms": 3}, "for_s": 1}
+    assert not validator.is_valid({**yaml.safe_load(SMALL), "steps": [step]})

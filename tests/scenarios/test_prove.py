@@ -1,0 +1,98 @@
+"""The replay proof: clean for what replays, and it finds what does not."""
+
+from __future__ import annotations
+
+import gc
+import io
+import pathlib
+import sys
+from collections.abc import Callable
+
+import pytest
+
+from analysis.errors import BadInput
+from scenarios.load import Scenario
+from scenarios.prove import OtherProcess, first_difference, prove_scenario
+from scenarios.replay import replay
+from tests.scenarios import components
+
+Make = Callable[..., Scenario]
+
+
+def test_a_small_scenario_replays_in_every_way(small: Make) -> None:
+    proof = prove_scenario(small(), 5, 2, [sys.executable], lambda line: None)
+    assert proof.clean, list(proof.lines())
+    assert len(proof.ways) == 6 and set(proof.ways.values()) == {2}
+    assert list(proof.lines())[-1].startswith("PASS: small, seeds 5 to 6")
+
+
+def test_order_by_hash_is_found_in_another_process_and_both_sides_shown(small: Make) -> None:
+    scenario = small("topology.services.chat.components={gateway: 'tests.scenarios.components:HashOrderGateway'}")
+    proof = prove_scenario(scenario, 5, 1, [], lambda line: None)
+    parted = {one.way.split(",")[0]: one for one in proof.divergences}
+    # Whatever this process's own hash seed is, the children's is 4242 for both.
+    assert set(parted) <= {"new process"} and not proof.clean
+    one = parted["new process"]
+    assert one.where.startswith("first different ") and one.reference != one.other
+    assert any(line.startswith("FAIL") for line in proof.lines())
+
+
+def test_what_a_run_leaves_at_class_level_is_found_in_one_process(small: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(components.LeakyGateway, "runs", 0)
+    scenario = small("topology.services.chat.components={gateway: 'tests.scenarios.components:LeakyGateway'}")
+    proof = prove_scenario(scenario, 5, 1, [], lambda line: None)
+    assert "again in this process, after the other seeds" in {one.way for one in proof.divergences}
+
+
+def test_checkpoints_bracket_and_digests_tell_seeds_apart(small: Make) -> None:
+    one, other = replay(small(), 5), replay(small(), 6)
+    assert one.digest != other.digest and one.checkpoints != other.checkpoints
+    assert [events for events, _ in one.checkpoints] == sorted(events for events, _ in one.checkpoints)
+    assert one.checkpoints[-1][0] == one.events
+
+
+def test_the_spool_has_iterations_events_and_draws(small: Make) -> None:
+    spool = io.BytesIO()
+    done = replay(small(), 5, spool=spool)
+    lines = spool.getvalue().splitlines()
+    assert sum(line.startswith(b"{") for line in lines) == done.events
+    assert any(line.startswith(b"iteration at ") for line in lines) and any(
+        line.startswith(b"draws ") for line in lines
+    )
+    assert done == replay(small(), 5)  # spooling changes nothing
+
+
+def test_collection_at_every_allocation_happens_and_is_taken_back(small: Make) -> None:
+    before = gc.get_stats()[0]["collections"]
+    replay(small("workload.for_s=0.2"), 5)
+    plain = gc.get_stats()[0]["collections"] - before
+    thresholds = gc.get_threshold()
+    replay(small("workload.for_s=0.2"), 5, collect=True)
+    assert gc.get_stats()[0]["collections"] - before - plain > 1000 + 10 * plain
+    assert gc.get_threshold() == thresholds and gc.isenabled() and gc.disable.__name__ == "disable"
+
+
+def test_first_difference(tmp_path: pathlib.Path) -> None:
+    def compare(ours: bytes, theirs: bytes) -> tuple[str, str, str] | None:
+        (tmp_path / "a").write_bytes(ours)
+        (tmp_path / "b").write_bytes(theirs)
+        return first_difference(tmp_path / "a", tmp_path / "b")
+
+    assert compare(b"{1}\n{2}\n", b"{1}\n{2}\n") is None
+    assert compare(b"{1}\n{2}\n", b"{1}\n{3}\n") == ("first different event after event 1", "{2}", "{3}")
+    assert compare(b"{1}\ndraws 1\n", b"{1}\ndraws 2\n") == (
+        "first different draws after event 1",
+        "draws 1",
+        "draws 2",
+    )
+    assert compare(b"{1}\n", b"") == ("first different event after event 0", "{1}", "(the run has ended)")
+
+
+def test_an_interpreter_that_is_none_or_lacks_the_package_is_named(small: Make, tmp_path: pathlib.Path) -> None:
+    with pytest.raises(BadInput, match="nopython: cannot be started"):
+        list(OtherProcess(small(), "x", str(tmp_path / "nopython")).replays([5]))
+    fake = tmp_path / "fake"
+    fake.write_text("#!/bin/sh\necho ModuleNotFoundError: no simpy >&2\nexit 1\n")
+    fake.chmod(0o755)
+    with pytest.raises(BadInput, match="fake: the replay failed there: ModuleNotFoundError: no simpy"):
+        list(OtherProcess(small(), "x", str(fake)).replays([5]))
