@@ -5,6 +5,10 @@ from __future__ import annotations
 import asyncio
 import gc
 import itertools
+import os
+import pathlib
+import subprocess
+import sys
 import tracemalloc
 import weakref
 import zlib
@@ -22,6 +26,7 @@ from sim.simulation import Simulation
 from sim.timings import Timings
 from tests.sim.worlds import Chain, Echo, Evidence, Immortal
 
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 FREE = Timings(call_cost_s=0.0)
 
 
@@ -212,7 +217,7 @@ class Relayer:
         backend().periodic(interval_s, self._relay_one, name="relays")
 
     async def _relay_one(self) -> None:
-        await self.target.echo("periodic")
+        await self.target.slow(0.2)
 
     async def relay_with_timeout(self, timeout_s: float, duration_s: float) -> str:
         try:
@@ -496,7 +501,7 @@ def test_calls_made_by_periodic_work_are_no_progress() -> None:
         await waits.wait()
 
     with pytest.raises(SimulationStopped, match="only periodic work is left"):
-        run_sim(body)
+        run_sim(body, time_limit_s=3000)
 
 
 def test_a_time_limit_is_told() -> None:
@@ -576,3 +581,17 @@ def test_a_handle_hashes_alike_in_every_process_and_is_useless_outside_of_one() 
     assert hash(kept[0]) == zlib.crc32(b"echo") * 1_000_003 + 1  # not hash(str), which differs between processes
     with pytest.raises(RuntimeError, match="outside of any actor"):
         kept[0].echo(1)
+
+
+def test_the_digest_depends_on_no_hash_seed() -> None:
+    """A run with kills, and one with drawn orders, in new processes under other hash seeds."""
+    code = "from tests.sim.test_actors import killing_run, plain_run; print(killing_run(5)[2], plain_run(3))"
+    printed = set()
+    for hash_seed in ("0", "1", "4711"):
+        environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
+        done = subprocess.run(
+            [sys.executable, "-c", code], env=environment, cwd=ROOT, capture_output=True, text=True, check=True
+        )
+        printed.add(done.stdout)
+    printed.add(f"{killing_run(5)[2]} {plain_run(3)}\n")
+    assert len(printed) == 1, printed

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from protocol.errors import ActorDied, NoSuchActor, PlacementError, SpawnFailed
-from protocol.ports import Placement
+from protocol.ports import Placement, backend
 from sim.backend import SimBackend
 from sim.placement import PlacementFault
 from sim.resources import units
@@ -97,6 +97,43 @@ def test_a_zombie_acts_on_until_its_node_is_restored() -> None:
 
         world.run(body)
     assert evidence.of("node.lost")[0].data["zombie"] is True
+
+
+def test_zombies_of_one_node_reach_each_other_and_learn_of_each_others_deaths() -> None:
+    with simulation() as world:
+
+        async def body(backend: SimBackend) -> list[Any]:
+            echo = await backend.spawn(Echo, name="echo", node="node-1")
+            keeper = await backend.spawn(Echo, name="keeper")
+            pair = await backend.spawn(Pair, echo, keeper, name="pair", node="node-1")
+            pair.go()
+            await asyncio.sleep(0.5)
+            world.cluster.lose("node-1", zombie=True)
+            await asyncio.sleep(5)
+            history: list[Any] = await keeper.history()
+            return history
+
+        assert world.run(body) == ["pong", "ActorDied"]
+
+
+class Pair:
+    """Calls a neighbour, kills it in the middle of a second call, and reports both outcomes to a third."""
+
+    def __init__(self, neighbour: Any, keeper: Any) -> None:
+        self.neighbour = neighbour
+        self.keeper = keeper
+
+    async def go(self) -> None:
+        await asyncio.sleep(1)
+        await self.keeper.echo(await self.neighbour.echo("pong"))
+        call = self.neighbour.slow(100)
+        await asyncio.sleep(0.1)
+        await backend().kill(self.neighbour)
+        try:
+            async with asyncio.timeout(1):
+                await call
+        except (ActorDied, TimeoutError) as error:
+            await self.keeper.echo(type(error).__name__)
 
 
 class Zombie:
