@@ -29,26 +29,15 @@ from protocol.evidence import KINDS
 
 
 class Entry(NamedTuple):
-    """One criterion that a scenario can name."""
+    """One criterion that a scenario can name. ``make`` is None for an invariant, which is judged in any case."""
 
     model: type[Parameters]
     doc: str
-    make: Callable[[Ledger, Any], Check]
-
-
-def _as_asked(invariant: type[Check]) -> Entry:
-    """An invariant named as a criterion: the same fold, but it must have judged something."""
-
-    def make(ledger: Ledger, _: Parameters) -> Check:
-        check = invariant(ledger)
-        check.group = "acceptance"
-        return check
-
-    return Entry(Parameters, inspect.getdoc(invariant) or "", make)
+    make: Callable[[Ledger, Any], Check] | None
 
 
 CRITERIA: dict[str, Entry] = {
-    invariant.name: _as_asked(invariant)
+    invariant.name: Entry(Parameters, inspect.getdoc(invariant) or "", None)
     for invariant in (
         requests.NothingLost,
         requests.NothingTwice,
@@ -102,12 +91,17 @@ def _check_events(name: str, event: str, after: str | None, fields: set[str]) ->
         )
 
 
-def criteria(ledger: Ledger, entries: Sequence[Mapping[str, Any]]) -> list[Check]:
-    """The checks of an ``acceptance`` list. Raises BadInput as :func:`parse_criterion`."""
-    made = []
+def criteria(ledger: Ledger, entries: Sequence[Mapping[str, Any]]) -> list[Check | str]:
+    """The checks of an ``acceptance`` list; the name where it asks for an invariant.
+
+    Raises:
+        BadInput: as :func:`parse_criterion`.
+    """
+    made: list[Check | str] = []
     for entry in entries:
         name, parameters = parse_criterion(entry)
-        made.append(CRITERIA[name].make(ledger, parameters))
+        make = CRITERIA[name].make
+        made.append(name if make is None else make(ledger, parameters))
     return made
 
 

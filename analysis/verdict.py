@@ -70,7 +70,10 @@ class Judge:
             raise BadInput(f"preregistered.required names {unknown[0]!r}; known are {', '.join(sorted(known))}")
         self._ledger = Ledger(self.preregistered)
         self._checks = [check(self._ledger) for check in invariants]
-        self._checks += criteria(self._ledger, self.preregistered.acceptance)
+        self._acceptance = criteria(self._ledger, self.preregistered.acceptance)
+        named = [one for one in self._acceptance if isinstance(one, str)]
+        self._checks += [one(self._ledger) for one in INVARIANTS if one.name in named and one not in invariants]
+        self._checks += [one for one in self._acceptance if isinstance(one, Check)]
         self._raised: dict[object, str] = {}
         # Filled when a kind is first seen, so that its keys are the kinds that occurred.
         self._dispatch: dict[str, tuple[Callable[[Event], None], ...]] = {}
@@ -128,14 +131,17 @@ class Judge:
 
     def verdict(self, note: str = "") -> Verdict:
         """The verdict on what was fed. Call it once, after the last event."""
-        rows = tuple(self._finish(check) for check in self._checks)
+        finished = {check: self._finish(check) for check in self._checks}
+        by_name = {check.name: row for check, row in finished.items()}
+        rows = [row for row in finished.values() if row.group != "acceptance"]
+        rows += [finished[one] if isinstance(one, Check) else _as_asked(by_name[one]) for one in self._acceptance]
         decisive = [row for row in rows if row.group != "claim"]
         result: Result = "pass"
         if any(row.result == "fail" for row in decisive):
             result = "fail"
         elif any(row.result == "inconclusive" and row.required for row in decisive):
             result = "inconclusive"
-        return Verdict(result, rows, self._ledger.events, note)
+        return Verdict(result, tuple(rows), self._ledger.events, note)
 
     def _finish(self, check: Check) -> CheckResult:
         applicable = not check.needs or any(kind in self._dispatch for kind in check.needs)
@@ -161,6 +167,12 @@ class Judge:
             required=check.group != "claim",
             applicable=True,
         )
+
+
+def _as_asked(row: CheckResult) -> CheckResult:
+    """The row of an invariant that the scenario asks for: it must have judged something."""
+    explain = row.explain if row.applicable else "nothing was judged"
+    return row._replace(group="acceptance", required=True, applicable=True, explain=explain)
 
 
 def judge(events: Iterable[Event], preregistered: Preregistered | None = None) -> Verdict:

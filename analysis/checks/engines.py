@@ -6,10 +6,10 @@ from typing import Any
 
 from analysis.checks.base import Check, Handler, shown
 from analysis.checks.ledger import Ledger, Process
+from analysis.checks.shadow import PROBE_PREFIX
 from protocol.evidence import Event
 
 Weights = tuple[str, str]  # version, hash
-PROBE_PREFIX = "probe-"
 
 
 class ServedVersion(Check):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from analysis.checks.shadow import Shadow
 from analysis.order import Order
 from analysis.rundir import Preregistered
 from protocol.evidence import Event
@@ -44,20 +45,6 @@ class Request:
         return any(not run.finished_seq for run in self.runs)
 
 
-class FaultWindow:
-    """A fault from its injection to its healing."""
-
-    __slots__ = ("end_ns", "fault", "injected_seq", "name", "start_ns", "target")
-
-    def __init__(self, event: Event) -> None:
-        self.fault: int = event.data["fault"]
-        self.name: str = event.data["name"]
-        self.target: str = event.data["target"]
-        self.injected_seq = event.seq
-        self.start_ns = event.t_ns
-        self.end_ns: int | None = None
-
-
 class Ledger:
     """State shared by the checks of one run.
 
@@ -75,7 +62,7 @@ class Ledger:
         self.last: Event | None = None
         self.started: Event | None = None
         self.finished: Event | None = None
-        self.faults: dict[int, FaultWindow] = {}
+        self.shadow = Shadow()
         self.healed: Event | None = None
         self.roles: dict[Process, str] = {}
         self.nodes: dict[Process, str] = {}
@@ -97,8 +84,8 @@ class Ledger:
             "request.sent": self._sent,
             "engine.accepted": self._accepted,
             "engine.refused": self._refused,
-            "fault.injected": self._injected,
-            "fault.healed": self._fault_healed,
+            "fault.injected": self.shadow.injected,
+            "fault.healed": self.shadow.healed,
         }
 
     def after(self) -> dict[str, Callable[[Event], None]]:
@@ -122,6 +109,7 @@ class Ledger:
         process = (event.actor, event.inc)
         self.roles[process] = event.data["role"]
         self.nodes[process] = event.data["node"]
+        self.shadow.spawned(event)
         self.newest[event.actor] = max(event.inc, self.newest.get(event.actor, event.inc))
 
     def _died(self, event: Event) -> None:
@@ -142,11 +130,13 @@ class Ledger:
     def _sent(self, event: Event) -> None:
         data = event.data
         self.requests_sent += 1
+        self.shadow.sent(event)
         request = data["request"]
         if request not in self.requests:  # sending an id twice is for nothing_lost to judge
             self.requests[request] = Request(event.seq, event.t_ns, data["idempotent"])
 
     def _accepted(self, event: Event) -> None:
+        self.shadow.accepted(event)
         request = self.requests.get(event.data["request"])
         if request is not None:
             request.runs.append(Run((event.actor, event.inc), event.seq))
@@ -201,22 +191,6 @@ class Ledger:
                     over.append(name)
         for name in over:
             del self.requests[name]
-
-    # --- faults
-    def _injected(self, event: Event) -> None:
-        self.faults[event.data["fault"]] = FaultWindow(event)
-
-    def _fault_healed(self, event: Event) -> None:
-        window = self.faults.get(event.data["fault"])
-        if window is not None:
-            window.end_ns = event.t_ns
-
-    def shadow(self, from_ns: int, to_ns: int, grace_ns: int) -> FaultWindow | None:
-        """The first fault in whose shadow the interval lies at least in part."""
-        for window in self.faults.values():
-            if window.start_ns <= to_ns and (window.end_ns is None or from_ns <= window.end_ns + grace_ns):
-                return window
-        return None
 
     # --- how the run ended
     @property

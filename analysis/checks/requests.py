@@ -149,7 +149,7 @@ class AnswerIsTheEngines(Check):
 
 
 class UnexplainedFailures(Check):
-    """A request that does not end *done* lies in the shadow of a fault, or an engine refused it with 4xx."""
+    """A request that does not end *done* is in the shadow of a fault on its path, or an engine refused it with 4xx."""
 
     name = "unexplained_failures"
     expected = "each request that is not answered is explained by a fault"
@@ -174,7 +174,7 @@ class UnexplainedFailures(Check):
         if request.refused is not None and data["status"] == request.refused[1]:
             reason = f"refused with {request.refused[1]}"
         else:
-            window = self.ledger.shadow(request.sent_ns, event.t_ns, self._grace_ns)
+            window = self.ledger.shadow.explain(request.sent_ns, event.t_ns, self._grace_ns)
             if window is None:
                 self.violation(_failure(data), request.sent_seq, event.seq)
                 return
@@ -192,7 +192,7 @@ class UnexplainedFailures(Check):
 def _failure(data: dict[str, Any]) -> str:
     return (
         f"request {data['request']} ended {data['outcome']} with status {data['status']} "
-        f"({data['error'] or 'no error'}) while no fault was on"
+        f"({data['error'] or 'no error'}) while no fault was on that can touch it"
     )
 
 
@@ -239,7 +239,7 @@ class Converges(Check):
     def conclude(self) -> None:
         healed = self.ledger.healed
         if healed is None:
-            if self.ledger.faults:
+            if self.ledger.shadow.windows:
                 self.doubt("faults were injected and the last healing is not in the evidence")
             return
         for name, request in self.ledger.requests.items():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.analysis.history import History
 
 
@@ -176,7 +178,7 @@ def test_a_failure_without_a_fault_is_unexplained() -> None:
     failed = h.done("r1", outcome="unknown", status=0, error="ReadTimeout")
     row = h.end().judged("unexplained_failures")
     assert (row.result, row.witness) == ("fail", (sent.seq, failed.seq))
-    assert "ended unknown with status 0 (ReadTimeout) while no fault was on" in row.explain
+    assert "ended unknown with status 0 (ReadTimeout) while no fault was on that can touch it" in row.explain
 
 
 def test_a_failure_during_a_fault_is_explained() -> None:
@@ -187,6 +189,48 @@ def test_a_failure_during_a_fault_is_explained() -> None:
     row = h.end().judged("unexplained_failures")
     assert row.result == "pass"
     assert "1 sigkill on e0" in row.observed
+
+
+@pytest.mark.parametrize(
+    ("name", "target", "explains"),
+    [
+        ("sigkill", "e0", True),
+        ("sigkill", "e1", True),  # the other replica: what it can no longer serve, this one must
+        ("sigkill", "gw", True),
+        ("sigkill", "admin", False),
+        ("node_loss", "n0", True),
+        ("node_loss", "n1", False),
+        ("partition", "gw>e0", True),
+        ("partition", "e0>gw", True),
+        ("connect_timeout", "admin>trainer", False),
+        ("latency", "*>*", True),
+        ("torn_export", "exports", False),
+        ("slow_export", "exports", False),
+        ("sigkill", "who-knows", True),
+    ],
+)
+def test_only_faults_on_the_path_of_requests_explain(name: str, target: str, explains: bool) -> None:
+    h = History()
+    for process, role, node in (("e0/1", "engine", "n0"), ("e1/1", "engine", "n0"), ("gw/1", "actor", "n0")):
+        h("actor.spawned", at=process, role=role, node=node)
+    for process in ("admin/1", "trainer/1"):
+        h("actor.spawned", at=process, role="actor", node="n1")
+    h.ready()
+    h.sent("r0")
+    h.accepted("r0", cause=h("call.sent", at="gw/1", call=1, target="e0"))
+    h("fault.injected", fault=1, name=name, target=target)
+    h.done("r0", outcome="unknown", status=0)
+    assert h.judged("unexplained_failures").result == ("pass" if explains else "fail")
+
+
+def test_the_sender_of_probes_is_not_on_the_path() -> None:
+    h = History()
+    h("actor.spawned", at="health/1", role="actor", node="n1")
+    h.accepted("probe-1", cause=h("call.sent", at="health/1", call=1, target="e0"))
+    h.sent("r0")
+    h("fault.injected", fault=1, name="read_timeout", target="health>*")
+    h.done("r0", outcome="unknown", status=0)
+    assert h.judged("unexplained_failures").result == "fail"
 
 
 def test_the_shadow_of_a_fault_ends() -> None:

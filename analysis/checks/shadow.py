@@ -1,0 +1,103 @@
+"""Which fault explains a request that failed: one that was on at the time and can touch a request's path."""
+
+from __future__ import annotations
+
+from analysis.order import parse_cause
+from protocol.evidence import Event
+
+Process = tuple[str, int]
+
+PROBE_PREFIX = "probe-"
+
+# These act on exports, metrics, clocks and placement groups. A request that fails while only they are on has failed for
+# a reason of its own: serving must go on without any of them.
+BESIDE_THE_PATH = frozenset(
+    {
+        "slow_export",
+        "torn_export",
+        "disk_full",
+        "clock_skew",
+        "metrics_missing",
+        "metrics_stale",
+        "metrics_nan",
+        "placement_stuck",
+        "removal_fails",
+    }
+)
+
+
+class FaultWindow:
+    """A fault from its injection to its healing."""
+
+    __slots__ = ("end_ns", "fault", "injected_seq", "name", "start_ns", "target")
+
+    def __init__(self, event: Event) -> None:
+        self.fault: int = event.data["fault"]
+        self.name: str = event.data["name"]
+        self.target: str = event.data["target"]
+        self.injected_seq = event.seq
+        self.start_ns = event.t_ns
+        self.end_ns: int | None = None
+
+
+class Shadow:
+    """The faults of a run, and the processes that requests go through.
+
+    A request's path is made of the clients, the engines, and whoever sends requests to engines. A fault on another
+    process, or on a link of which neither end lies on the path, explains no failure.
+    """
+
+    def __init__(self) -> None:
+        self.windows: dict[int, FaultWindow] = {}
+        self._path: dict[str, None] = {}
+        self._known: dict[str, None] = {}  # processes that were ever spawned
+        self._nodes: dict[str, dict[str, None]] = {}  # node -> processes spawned there
+        self._fed: dict[Process, None] = {}  # engines of which a sender is known
+
+    def spawned(self, event: Event) -> None:
+        self._known[event.actor] = None
+        self._nodes.setdefault(event.data["node"], {})[event.actor] = None
+        if event.data["role"] == "engine":
+            self._path[event.actor] = None
+
+    def sent(self, event: Event) -> None:
+        self._path[event.actor] = None
+
+    def accepted(self, event: Event) -> None:
+        engine = (event.actor, event.inc)
+        if engine in self._fed or event.cause is None or event.data["request"].startswith(PROBE_PREFIX):
+            return
+        self._fed[engine] = None
+        self._path[event.actor] = None
+        (sender, _), _ = parse_cause(event.cause)
+        self._path[sender] = None
+
+    def injected(self, event: Event) -> None:
+        self.windows[event.data["fault"]] = FaultWindow(event)
+
+    def healed(self, event: Event) -> None:
+        window = self.windows.get(event.data["fault"])
+        if window is not None:
+            window.end_ns = event.t_ns
+
+    def explain(self, from_ns: int, to_ns: int, grace_ns: int) -> FaultWindow | None:
+        """The latest fault that was on, or healed at most ``grace_ns`` ago, in an interval and touches the path."""
+        found = None
+        for window in self.windows.values():
+            on = window.start_ns <= to_ns and (window.end_ns is None or from_ns <= window.end_ns + grace_ns)
+            if on and window.name not in BESIDE_THE_PATH and self._touches(window.target):
+                found = window
+        return found
+
+    def _touches(self, target: str) -> bool:
+        if ">" not in target:
+            return self._on_path(target)
+        ends = [end for end in target.split(">") if end != "*"]
+        return not ends or any(self._on_path(end) for end in ends)
+
+    def _on_path(self, name: str) -> bool:
+        if name in self._path:
+            return True
+        if name in self._nodes:
+            return any(process in self._path for process in self._nodes[name])
+        return name not in self._known  # of a name that says nothing, the failure may have come
