@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from json.encoder import c_make_encoder  # None where there is no C one
+from json.encoder import c_make_encoder  # type: ignore[attr-defined]  # None where there is no C one
 from json.encoder import encode_basestring_ascii as _quote  # the C one where there is one
 from typing import Any, Literal, NamedTuple, Protocol
 
