@@ -2,12 +2,52 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Any
 
+from protocol.errors import ReadTimeout
+from protocol.messages import EngineAddress, GenerateRequest, GenerateResult
+from protocol.ports import EngineClient
+from protocol.serving.gateway import Gateway
 from sim.kernel import Kernel
 from sim.loop import ActorLoop
 from tests.mutants.registry import Mutant
+
+
+class _WaitingClient:
+    """An engine client whose generations end after ``longest_s``, by ``asyncio.wait``."""
+
+    def __init__(self, client: EngineClient, longest_s: float) -> None:
+        self._client = client
+        self._longest_s = longest_s
+
+    async def generate(self, request: GenerateRequest, **timeouts: Any) -> GenerateResult:
+        task = asyncio.ensure_future(self._client.generate(request, **timeouts))
+        done, _ = await asyncio.wait({task}, timeout=self._longest_s)
+        if not done:
+            task.cancel()
+            raise ReadTimeout(f"{request.request_id} took over {self._longest_s} s")
+        return await task
+
+
+class WaitsByItself(Gateway):
+    """A right gateway with time-outs of its own. Its answers and its timers meet in its loop."""
+
+    longest_s = 3.0
+
+    async def add_replica(self, address: EngineAddress) -> bool:
+        added = await super().add_replica(address)
+        replica: Any = self._find(address)
+        if replica is not None and not isinstance(replica.client, _WaitingClient):
+            replica.client = _WaitingClient(replica.client, self.longest_s)
+        return added
+
+
+class WaitsBriefly(WaitsByItself):
+    """The same, with a time-out that is a little longer than any answer takes."""
+
+    longest_s = 0.25
 
 
 class TimersBeforeArrivals(Kernel):
@@ -57,8 +97,8 @@ MUTANTS = (
         "sim.world:Kernel",
         Kernel,
         TimersBeforeArrivals,
-        "client_stopped",
-        "answered_fraction",
+        "waiting_gateway_stopped",
+        "occurs",
     ),
     Mutant(
         "arrivals lost while stopped",
@@ -84,7 +124,7 @@ MUTANTS = (
         "sim.kernel:ActorLoop",
         ActorLoop,
         TimersFireEarly,
-        "impatient",
-        "unexplained_failures",
+        "brief_waits",
+        "occurs",
     ),
 )

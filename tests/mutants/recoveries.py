@@ -5,7 +5,7 @@ from __future__ import annotations
 from protocol.errors import Outcome, SeatrialError
 from protocol.messages import EngineAddress, ExportManifest, WeightUpdate
 from protocol.ports import EngineClient, backend
-from protocol.serving.admin import post_update_weights, reported_weights
+from protocol.serving.admin import post_update_weights
 from protocol.serving.recovery import Recovery
 from protocol.training.checkpoint import exports, load_manifest
 from tests.mutants.registry import Mutant
@@ -77,14 +77,6 @@ class PublishesBeforeReady(Recovery):
     async def _wait_ready(self, client: EngineClient) -> None:
         await self._gateway.call("add_replica", client.address)
         await super()._wait_ready(client)
-
-
-class BelievesTheLabel(Recovery):
-    """Believes the version that the engine reports, and never looks at what computes its tokens."""
-
-    async def _validate(self, client: EngineClient, version: str, weight_hash: str) -> None:
-        timeout_s = self._config.probe_timeout_s
-        await reported_weights(client, connect_timeout_s=timeout_s, read_timeout_s=timeout_s)
 
 
 def _recovery(name: str, source: str, cls: type, scenario: str, check: str) -> Mutant:

@@ -113,7 +113,7 @@ SCENARIOS: dict[str, str] = {
     "too_long_served": "",
     "reused_port": _scenario(
         "mutant_reused_port",
-        "Answers of a replica are lost, it is killed, and its successor gets its port while those calls are still open.",
+        "Answers of a replica are lost, it is killed, and its successor gets its port while those calls are open.",
         service="      gateway: {read_timeout_s: 15}\n",
         steps="""
 - at_s: 2
@@ -239,7 +239,9 @@ SCENARIOS: dict[str, str] = {
     "lost_update": _scenario(
         "mutant_lost_update",
         "A restarted replica's weight update is lost on its way: it must not serve the weights it started with.",
-        service="      weights: {version: v1, shard_gb: 0.01}\n      admin: {update_timeout_s: 3, reconcile_timeout_s: 2}\n",
+        service=(
+            "      weights: {version: v1, shard_gb: 0.01}\n      admin: {update_timeout_s: 3, reconcile_timeout_s: 2}\n"
+        ),
         steps="""
 - at_s: 1
   do: request_lost
@@ -258,7 +260,7 @@ SCENARIOS: dict[str, str] = {
         "A killed replica comes back with the exported weights, recovered once.",
         service=(
             "      weights: {version: v1, shard_gb: 0.5}\n"
-            "      health: {report_interval_s: 0.5}\n      recovery: {export_backoff_s: 0.1}\n"
+            "      health: {report_interval_s: 0.5, replace_after_s: 1}\n      recovery: {export_backoff_s: 0.1}\n"
         ),
         steps="\n- {at_s: 3, do: sigkill, target: busiest_replica, must_hit: {in_flight: {at_least: 0}}}\n",
         acceptance="""
@@ -270,7 +272,9 @@ SCENARIOS: dict[str, str] = {
     "export_later": _scenario(
         "mutant_export_later",
         "Weights are exported in mid-run, and a killed replica must come back with them.",
-        service="      components: {trainer: 'tests.mutants.exporters:FillingTrainer'}\n      weights: {shard_gb: 0.01}\n",
+        service=(
+            "      components: {trainer: 'tests.mutants.exporters:FillingTrainer'}\n      weights: {shard_gb: 0.01}\n"
+        ),
         steps="""
 - {at_s: 2, do: export, with: {version: v2}}
 - {at_s: 4, do: sigkill, target: busiest_replica, must_hit: {in_flight: {at_least: 0}}}
@@ -281,16 +285,22 @@ SCENARIOS: dict[str, str] = {
     "impatient": _scenario(
         "mutant_impatient",
         "No fault; clients that wait a little longer than any answer takes.",
-        workload=_ARRIVALS + "  patience_s: 0.7\n",
+        workload=_ARRIVALS + "  patience_s: 0.25\n",
     ),
-    "client_stopped": _scenario(
-        "mutant_client_stopped",
-        "The client is stopped past its patience while its answers arrive: it finds them when it continues.",
-        workload=_ARRIVALS + "  patience_s: 3\n",
+    "brief_waits": _scenario(
+        "mutant_brief_waits",
+        "No fault; a gateway whose time-outs are a little longer than any answer takes.",
+        service="      components: {gateway: 'tests.mutants.loops:WaitsBriefly'}\n",
+        acceptance="\n- occurs: {event: gateway.moved, at_most: 0}\n",
+    ),
+    "waiting_gateway_stopped": _scenario(
+        "mutant_waiting_gateway_stopped",
+        "A gateway with time-outs of its own is stopped past them while its answers arrive: it finds them afterwards.",
+        service="      components: {gateway: 'tests.mutants.loops:WaitsByItself'}\n      gateway_cost_s: 0\n",
         steps="""
-- {at_s: 3, do: sigstop, target: client-chat-0-0, for_s: 6, must_hit: {in_flight: {at_least: 0}}}
+- {at_s: 3, do: sigstop, target: gateway-chat-0, for_s: 6, must_hit: {in_flight: {at_least: 0}}}
 """,
-        acceptance="\n- answered_fraction: {at_least: 1.0}\n",
+        acceptance="\n- occurs: {event: gateway.moved, at_most: 0}\n",
     ),
     "gateway_stopped": _scenario(
         "mutant_gateway_stopped",
