@@ -15,7 +15,7 @@ class HashOrderGateway(Gateway):
 
     async def start(self) -> None:
         await super().start()
-        for name in {"ada", "bob", "cleo", "dan", "eve", "finn", "gus", "hal"}:  # noqa: PLC0208 - the defect
+        for name in {"ada", "bob", "cleo", "dan", "eve", "finn", "gus", "hal"}:  # the defect
             await asyncio.sleep(0.001 * ord(name[0]) ** 2 % 0.0137)
 
 

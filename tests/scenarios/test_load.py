@@ -1,3 +1,4 @@
+# ruff: noqa: E501 - one row of a table a line
 """Scenario files: what is accepted, and the one line that says what is wrong."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# ruff: noqa: E501 - one row of a table a line
 """The readers of public traces and the drawn workloads."""
 
 from __future__ import annotations
