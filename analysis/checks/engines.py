@@ -268,15 +268,16 @@ class AdminOnce(Check):
         delivery = self._delivered.get((data["target"], data["route"]))
         if unknown is not None and delivery is not None:
             first, inc = unknown
+            text = (
+                f"operation {data['operation']} posted {data['route']} to {data['target']} again after attempt "
+                f"{first.data['attempt']} of unknown outcome ({first.data['error']})"
+            )
+            relation = self.ledger.order.compare(first, delivery)
             # A new process of the target knows nothing of the first delivery: asking it again is no second effect.
-            if delivery.seq > first.seq and delivery.inc == inc:
-                self.violation(
-                    f"operation {data['operation']} posted {data['route']} to {data['target']} again after attempt "
-                    f"{first.data['attempt']} of unknown outcome ({first.data['error']})",
-                    first.seq,
-                    delivery.seq,
-                    event.seq,
-                )
+            if relation == "before" and delivery.inc == inc:
+                self.violation(text, first.seq, delivery.seq, event.seq)
+            elif relation == "unordered" and delivery.inc == inc:
+                self.doubt(f"{text}, or it is the first delivery: the clocks cannot tell", first.seq, delivery.seq)
         if data["outcome"] == "unknown":
             newest = max(self.ledger.newest.get(data["target"], -1), delivery.inc if delivery else -1)
             self._unknown.setdefault(key, (event, newest))

@@ -174,7 +174,8 @@ class UnexplainedFailures(Check):
         if request.refused is not None and data["status"] == request.refused[1]:
             reason = f"refused with {request.refused[1]}"
         else:
-            window = self.ledger.shadow.explain(request.sent_ns, event.t_ns, self._grace_ns)
+            error_ns = self.ledger.order.clock_error_ns
+            window = self.ledger.shadow.explain(request.sent_ns - error_ns, event.t_ns + error_ns, self._grace_ns)
             if window is None:
                 self.violation(_failure(data), request.sent_seq, event.seq)
                 return

@@ -224,6 +224,17 @@ def test_posting_again_after_an_unknown_outcome_fails() -> None:
     assert (row.result, row.witness) == ("fail", (first, second, last))
 
 
+def test_clocks_that_cannot_order_the_two_deliveries_are_inconclusive() -> None:
+    def run(first_ms: int) -> str:
+        h = History(clock_error_ms=10)
+        attempt(h, 1, "unknown")
+        h("engine.post", at="e0/1", route="/pause_generation", ms=first_ms)
+        attempt(h, 2, "done")
+        return h.end().judged("admin_once").result
+
+    assert [run(5), run(50)] == ["inconclusive", "fail"]
+
+
 def test_posting_again_after_not_done_passes() -> None:
     h = history()
     attempt(h, 1, "not_done")
