@@ -21,6 +21,7 @@ from analysis.rundir import Preregistered, RunDir, to_json, write_atomic, write_
 from analysis.verdict import Judge, Verdict
 from scenarios.load import Scenario
 from scenarios.workloads.arrival import Counts
+from scenarios.workloads.mooncake import BLOCK_TOKENS
 from scenarios.workloads.source import read_trace
 
 if TYPE_CHECKING:
@@ -81,9 +82,15 @@ def preflight(scenario: Scenario, backend: Backend) -> list[TraceFacts]:
     for name, service in model.topology.services.items():
         place = f"{scenario.source}: topology.services.{name}"
         try:
-            load_profile(service.engine)
+            profile = load_profile(service.engine)
         except ProfileError as error:
             raise BadInput(f"{place}.engine: {error}") from error
+        traces = [load.trace for load in model.workload if load.service == name and load.trace is not None]
+        if profile.prefix_block_tokens != BLOCK_TOKENS and any(trace.format == "mooncake" for trace in traces):
+            raise BadInput(
+                f"{place}.engine: {service.engine} caches blocks of {profile.prefix_block_tokens} tokens, Mooncake traces "
+                f"name blocks of {BLOCK_TOKENS}; take an engine profile whose prefix_block is {BLOCK_TOKENS}"
+            )
         if service.recovery.export_prefix != service.export.prefix:
             raise BadInput(
                 f"{place}: recovery.export_prefix ({service.recovery.export_prefix!r}) and export.prefix "

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import pathlib
+import re
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from scenarios.faults import CATALOG, FAULTS, VERBS
 from scenarios.load import catalog, load, parse
 from scenarios.schema import MEETS
 from sim.fault_kinds import IMPLEMENTED
+from tests.scenarios.conftest import ROOT
 
 GOOD = """\
 name: one
@@ -128,6 +130,21 @@ def test_trace_that_is_not_there_names_those_shipped() -> None:
     text = GOOD[: GOOD.index("  arrivals")] + "  trace: {format: azure, file: nope.csv}\n"
     with pytest.raises(BadInput, match=r"f.yaml:12: workload.trace.file: no trace at .*shipped: AzureLLM"):
         parse(text, "f.yaml", HERE)
+
+
+# --- the documents ---
+
+
+def test_the_example_and_the_table_of_the_documents_are_true() -> None:
+    page = (ROOT / "docs" / "scenarios.md").read_text(encoding="utf-8")
+    example = page.partition("```yaml\n")[2].partition("```")[0]
+    scenario = parse(example.replace("mystack.gateway", "protocol.serving.gateway"), "doc", HERE)
+    assert [step.do for step in scenario.model.steps] == ["sigkill"]
+    table = page.partition("## Faults")[2].partition("Verbs:")[0]
+    listed = set(re.findall(r"`([a-z_]+)`", "".join(row.split("|")[1] for row in table.splitlines() if "|" in row)))
+    assert listed - {"do"} == set(FAULTS)
+    verbs = page.partition("Verbs:")[2].partition("##")[0]
+    assert all(f"`{verb}` with" in verbs for verb in VERBS)
 
 
 # --- --set ---

@@ -173,6 +173,15 @@ def test_preflight_reads_traces_to_the_last_row(small: Make, tmp_path: pathlib.P
         preflight(small(text=text, folder=tmp_path), "sim")
 
 
+def test_blocks_of_a_trace_and_of_an_engine_must_be_of_one_size(small: Make, tmp_path: pathlib.Path) -> None:
+    text = SMALL[: SMALL.index("  arrivals")] + "  trace: {format: mooncake, file: t.jsonl}\n"
+    (tmp_path / "t.jsonl").write_text('{"timestamp": 0, "input_length": 600, "output_length": 5, "hash_ids": [1, 2]}')
+    with pytest.raises(BadInput, match="tiny-cpu caches blocks of 32 tokens, Mooncake traces name blocks of 512"):
+        preflight(small(text=text, folder=tmp_path), "sim")
+    engine = "topology.services.chat.engine=qwen3-0.6b-rtx4090"
+    assert preflight(small(engine, text=text, folder=tmp_path), "sim")[0].requests == 1
+
+
 def test_the_real_world_is_refused_by_name(small: Make) -> None:
     with pytest.raises(BadInput, match="--backend real"):
         preflight(small(), "real")
