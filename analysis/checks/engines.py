@@ -274,9 +274,10 @@ class AdminOnce(Check):
             )
             relation = self.ledger.order.compare(first, delivery)
             # A new process of the target knows nothing of the first delivery: asking it again is no second effect.
-            if relation == "before" and delivery.inc == inc:
+            same = inc in (delivery.inc, -1)  # -1: nothing was known of the target before
+            if relation == "before" and same:
                 self.violation(text, first.seq, delivery.seq, event.seq)
-            elif relation == "unordered" and delivery.inc == inc:
+            elif relation == "unordered" and same:
                 self.doubt(f"{text}, or it is the first delivery: the clocks cannot tell", first.seq, delivery.seq)
         if data["outcome"] == "unknown":
             newest = max(self.ledger.newest.get(data["target"], -1), delivery.inc if delivery else -1)
