@@ -121,7 +121,7 @@ class SimBackend:
         return self.system.world.new_id(prefix)
 
     def emit(self, kind: str, **fields: Any) -> None:
-        self.system.world.emit(self.process, kind, cause=cause.get(), **fields)
+        self.system.world.record(self.process, kind, cause.get(), fields)
 
 
 def _own(handle: ActorHandle) -> ActorRef:

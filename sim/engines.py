@@ -82,7 +82,7 @@ class EngineProcess(Process):
         if kind == "engine.accepted":
             exchange = self.by_rid.get(fields["request"])
             cause = exchange.sent_id if exchange is not None else None
-        self.world.emit(self, kind, cause, **fields)
+        self.world.record(self, kind, cause, fields)
 
     # --- HTTP ---
 

@@ -77,13 +77,12 @@ class Exchange:
     def open(self, size: int, connect_timeout_s: float | None, read_timeout_s: float | None) -> asyncio.Future[Any]:
         """Send the request. Times in seconds; None: the operating system's connect time-out, no read time-out."""
         world = self.network.world
-        event = world.emit(
+        server = self.server
+        event = world.record(
             self.caller,
             "call.sent",
-            call=self.number,
-            target=self.server.name,
-            target_inc=self.server.incarnation,
-            method=self.method,
+            None,
+            {"call": self.number, "target": server.name, "target_inc": server.incarnation, "method": self.method},
         )
         if event is None:
             return self.future  # a dead caller: the future stays pending for ever, and nobody is there to see it
@@ -206,7 +205,9 @@ class Exchange:
 
     def _end(self, outcome: str, error: str, answered_at: int = 0) -> None:
         cause = f"{self.server.name}/{self.server.incarnation}/{answered_at}" if answered_at else None
-        self.network.world.emit(self.caller, "call.done", cause, call=self.number, outcome=outcome, error=error)
+        self.network.world.record(
+            self.caller, "call.done", cause, {"call": self.number, "outcome": outcome, "error": error}
+        )
 
     def _stop_connect(self) -> None:
         if self._connect is not None:

@@ -125,8 +125,7 @@ class World:
         self.on_death: list[Callable[[Process, str], None]] = []
         self.seq = 0
         self.hooks: dict[str, list[Hook]] = {}
-        self._sinks: list[Callable[[Event], None]] = list(sinks)
-        self._record = recorder.record if recorder is not None else None
+        self._sinks: list[Callable[[Event], None]] = [*([recorder.record] if recorder is not None else []), *sinks]
         self._write = write
         self._lines: list[str] = []
         self._hash = hashlib.sha256()
@@ -170,6 +169,10 @@ class World:
     # --- evidence ---
 
     def emit(self, process: Process, kind: str, /, cause: str | None = None, **data: Any) -> Event | None:
+        """:meth:`record`, with the fields as keywords."""
+        return self.record(process, kind, cause, data)
+
+    def record(self, process: Process, kind: str, cause: str | None, data: dict[str, Any]) -> Event | None:
         """Record an event of ``process``, then run the hooks on its kind: an injector acts *at* the emission.
 
         Returns None and has no effect when the process is dead. Raises UndeclaredEvent at the emitter.
@@ -193,12 +196,11 @@ class World:
         lines.append(line)
         if len(lines) >= _BATCH:
             self.flush()
-        if self._record is not None:
-            self._record(event)
         for sink in self._sinks:
             sink(event)
-        if self.hooks:
-            for hook in self.hooks.get(kind, ()):
+        hooks = self.hooks.get(kind)
+        if hooks:
+            for hook in hooks:
                 hook(event)
         return event
 
