@@ -61,6 +61,13 @@ class LoadClient:
         self._patience: asyncio.TimerHandle | None = None
         self._sent = 0
         self._answered = 0
+        self._loop: asyncio.AbstractEventLoop
+        self._new_id: Callable[[str], str]
+        self._emit: Callable[..., None]
+
+    async def start(self) -> None:
+        port = backend()
+        self._loop, self._new_id, self._emit = asyncio.get_running_loop(), port.new_id, port.emit
 
     async def run(self) -> ClientReport:
         """Send everything, wait for every answer, and report.
@@ -86,7 +93,7 @@ class LoadClient:
 
     async def _send_all(self, arrivals: Iterator[Arrival]) -> None:
         """Open loop: each request at its time, whatever became of those before it."""
-        loop = asyncio.get_running_loop()
+        loop = self._loop
         origin = loop.time()
         for arrival in arrivals:
             wait = origin + arrival.t_ns / 1e9 - loop.time()
@@ -98,7 +105,7 @@ class LoadClient:
 
     async def _session(self, turns: Iterator[Arrival], think_s: float) -> None:
         """Closed loop: the next request follows the answer."""
-        loop = asyncio.get_running_loop()
+        loop = self._loop
         for_s = self._workload.for_s
         ends = None if for_s is None else loop.time() + for_s
         for arrival in turns:
@@ -110,8 +117,9 @@ class LoadClient:
 
     def _begin(self, arrival: Arrival) -> asyncio.Task[bool]:
         workload = self._workload
+        name = self._new_id("req")
         request = GenerateRequest(
-            backend().new_id("req"),
+            name,
             arrival.prompt_tokens,
             arrival.output_tokens,
             workload.ignore_eos,
@@ -119,8 +127,7 @@ class LoadClient:
             arrival.session,
             workload.idempotent,
         )
-        loop = asyncio.get_running_loop()
-        name = request.request_id
+        loop = self._loop
         task = loop.create_task(self._one(request), name=name)
         self._open[name] = _Open(task, loop.time() + workload.patience_s)
         if self._patience is None:
@@ -129,7 +136,7 @@ class LoadClient:
 
     def _give_up(self) -> None:
         """End the waits whose patience is over. One timer for all: the oldest request is the first of the open ones."""
-        loop = asyncio.get_running_loop()
+        loop = self._loop
         self._patience = None
         now = loop.time()
         for waiting in self._open.values():
@@ -141,15 +148,8 @@ class LoadClient:
 
     async def _one(self, request: GenerateRequest) -> bool:
         """Send one request; returns whether it was answered."""
-        try:
-            return await self._send(request)
-        finally:
-            # Here and not in a callback of the task, which would run after those who wait for the task.
-            del self._open[request.request_id]
-
-    async def _send(self, request: GenerateRequest) -> bool:
         name = request.request_id
-        emit = backend().emit
+        emit = self._emit
         emit(
             "request.sent",
             request=name,
@@ -159,7 +159,10 @@ class LoadClient:
         )
         self._sent += 1
         try:
-            result = await self._generate(request)
+            try:
+                result: GenerateResult = await self._gateway.generate(request)
+            except ActorDied as error:
+                result = await self._generate_again(request, error)
         except SeatrialError as error:
             status = int(error.fields.get("status", 0))
             attempts = int(error.fields.get("attempts", 0))
@@ -170,35 +173,35 @@ class LoadClient:
                 raise
             _record_failure(emit, name, Outcome.UNKNOWN.value, 0, "GaveUp", 0)
             return False
-        emit(
-            "request.done",
-            request=name,
-            outcome=Outcome.DONE.value,
-            status=200,
-            error="",
-            completion_tokens=result.completion_tokens,
-            version=result.weight_version,
-            replica=result.engine,
-            replica_inc=result.engine_incarnation,
-            attempts=result.attempts,
-        )
-        self._answered += 1
-        return True
+        else:
+            emit(
+                "request.done",
+                request=name,
+                outcome=Outcome.DONE.value,
+                status=200,
+                error="",
+                completion_tokens=result.completion_tokens,
+                version=result.weight_version,
+                replica=result.engine,
+                replica_inc=result.engine_incarnation,
+                attempts=result.attempts,
+            )
+            self._answered += 1
+            return True
+        finally:
+            # Here and not in a callback of the task, which would run after those who wait for the task.
+            del self._open[name]
 
-    async def _generate(self, request: GenerateRequest) -> GenerateResult:
+    async def _generate_again(self, request: GenerateRequest, error: ActorDied) -> GenerateResult:
+        """Where nothing was sent: perhaps a new incarnation has the gateway's name."""
+        if error.outcome is not Outcome.NOT_DONE:
+            raise error
         try:
-            result: GenerateResult = await self._gateway.generate(request)
-            return result
-        except ActorDied as error:
-            if error.outcome is not Outcome.NOT_DONE:
-                raise
-            # Nothing was sent: perhaps a new incarnation has the name.
-            try:
-                self._gateway = await backend().lookup(self._gateway.name)
-            except NoSuchActor:
-                raise error from None
-        again: GenerateResult = await self._gateway.generate(request)
-        return again
+            self._gateway = await backend().lookup(self._gateway.name)
+        except NoSuchActor:
+            raise error from None
+        result: GenerateResult = await self._gateway.generate(request)
+        return result
 
 
 def _record_failure(

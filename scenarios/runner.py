@@ -88,8 +88,8 @@ def preflight(scenario: Scenario, backend: Backend) -> list[TraceFacts]:
         traces = [load.trace for load in model.workload if load.service == name and load.trace is not None]
         if profile.prefix_block_tokens != BLOCK_TOKENS and any(trace.format == "mooncake" for trace in traces):
             raise BadInput(
-                f"{place}.engine: {service.engine} caches blocks of {profile.prefix_block_tokens} tokens, Mooncake traces "
-                f"name blocks of {BLOCK_TOKENS}; take an engine profile whose prefix_block is {BLOCK_TOKENS}"
+                f"{place}.engine: {service.engine} caches blocks of {profile.prefix_block_tokens} tokens, Mooncake "
+                f"traces name blocks of {BLOCK_TOKENS}; take an engine profile whose prefix_block is {BLOCK_TOKENS}"
             )
         if service.recovery.export_prefix != service.export.prefix:
             raise BadInput(
