@@ -10,6 +10,7 @@ import pathlib
 from collections.abc import Callable, Iterator
 
 from protocol.errors import ActorDied, NoSuchActor, Outcome, SeatrialError
+from protocol.evidence import observer
 from protocol.messages import GenerateRequest, GenerateResult, message
 from protocol.ports import ActorHandle, backend
 from scenarios.schema import WorkloadModel
@@ -36,6 +37,7 @@ class _Open:
         self.gave_up = False
 
 
+@observer
 class LoadClient:
     """Sends one client's share of a workload. An actor.
 

@@ -6,8 +6,9 @@ same memory.
 
 from __future__ import annotations
 
-import heapq
 import pathlib
+from bisect import insort
+from collections import deque
 from collections.abc import Iterable, Iterator
 from fractions import Fraction
 from typing import NamedTuple, NoReturn, Protocol
@@ -109,7 +110,7 @@ def arrange(
     """
     pace = Fraction(str(speed_up))
     multiply, divide = pace.denominator, pace.numerator
-    window: list[Row] = []
+    window: deque[Row] = deque()  # by (t_ns, line): equal times keep the order of the file
     first: int | None = None
     latest = 0
     given = 0
@@ -130,14 +131,17 @@ def arrange(
         if not row.output_tokens:
             counts.zero_output += 1
             continue
-        heapq.heappush(window, row)  # by (t_ns, line): equal times keep the order of the file
+        if not window or row.t_ns >= window[-1].t_ns:
+            window.append(row)
+        else:
+            insort(window, row)
         if len(window) > REORDER_WINDOW:
-            yield emit(heapq.heappop(window))
+            yield emit(window.popleft())
             given += 1
             if given == limit:
                 return
     while window:
-        yield emit(heapq.heappop(window))
+        yield emit(window.popleft())
         given += 1
         if given == limit:
             return

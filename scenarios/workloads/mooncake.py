@@ -37,30 +37,33 @@ def read_mooncake(
 
 
 def _rows(path: pathlib.Path) -> Iterator[Row]:
+    decode = json.JSONDecoder(parse_float=Decimal).decode  # json.loads would make a decoder for every line
     for line, text in open_lines(path):
         if not text or text.isspace():
             continue
         try:
-            row = json.loads(text, parse_float=Decimal)
+            row = decode(text)
         except json.JSONDecodeError as error:
             bad_row(path, line, f"character {error.colno}", text[error.pos : error.pos + 20], f"no JSON ({error.msg})")
         if not isinstance(row, dict):
             bad_row(path, line, _KEYS[0], row, "the line is no JSON object")
-        for key in _KEYS:
-            if key not in row:
-                bad_row(path, line, key, "", f"the key is missing; each line needs {', '.join(_KEYS)}")
-        blocks = row["hash_ids"]
-        if type(blocks) is not list or not all(type(block) is int and block >= 0 for block in blocks):
-            bad_row(path, line, "hash_ids", blocks, "must be a list of whole numbers, none negative")
-        prompt = _integer(path, line, "input_length", row["input_length"], least=1)
+        try:
+            timestamp, input_length = row["timestamp"], row["input_length"]
+            output_length, blocks = row["output_length"], row["hash_ids"]
+        except KeyError as error:
+            bad_row(path, line, error.args[0], "", f"the key is missing; each line needs {', '.join(_KEYS)}")
+        for block in blocks if type(blocks) is list else (None,):
+            if type(block) is not int or block < 0:
+                bad_row(path, line, "hash_ids", blocks, "must be a list of whole numbers, none negative")
+        prompt = _integer(path, line, "input_length", input_length, least=1)
         if len(blocks) * BLOCK_TOKENS >= prompt + BLOCK_TOKENS:
             fix = f"{len(blocks)} blocks of {BLOCK_TOKENS} tokens are more than the {prompt} tokens of input_length"
             bad_row(path, line, "hash_ids", blocks, fix)
         yield Row(
-            _milliseconds(path, line, row["timestamp"]),
+            _milliseconds(path, line, timestamp),
             line,
             prompt,
-            _integer(path, line, "output_length", row["output_length"], least=0),
+            _integer(path, line, "output_length", output_length, least=0),
             tuple(blocks),
         )
 

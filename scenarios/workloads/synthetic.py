@@ -56,10 +56,11 @@ def constant(
 ) -> Iterator[Arrival]:
     """Arrival ``i`` at ``i / rate_per_s``; of ``shares`` clients this one takes every ``shares``-th, from ``share``."""
     gap_ns = Fraction(NS) / Fraction(str(rate_per_s))
+    multiply, divide = gap_ns.numerator, gap_ns.denominator
     number = share
     given = 0
     while limit is None or given < limit:
-        t_ns = int(number * gap_ns)
+        t_ns = number * multiply // divide
         if for_ns is not None and t_ns >= for_ns:
             return
         yield Arrival(t_ns, prompt(), output())
