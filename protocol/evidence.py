@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable, Iterator
 from json.encoder import c_make_encoder  # type: ignore[attr-defined]  # None where there is no C one
 from json.encoder import encode_basestring_ascii as _quote  # the C one where there is one
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
 SCHEMA_VERSION = 1
 
@@ -45,6 +45,7 @@ class Event(NamedTuple):
         return self.t_ns / 1e9
 
 
+T = TypeVar("T")
 Encoder = Callable[[int, int, str, int, int, int, "str | None", dict[str, Any]], str]
 
 
@@ -61,6 +62,26 @@ class EventKind(NamedTuple):
 
 class UndeclaredEvent(Exception):
     """An emit of a kind or field that the table does not have, or of a value of another type."""
+
+
+def observer(cls: type[T]) -> type[T]:
+    """Declare a class part of the world (a client at the edge): its instances may emit ``world`` kinds.
+
+    Every other actor is a component: what it emits is a claim, and it may not pass a claim off as an observation.
+    """
+    cls.__seatrial_observer__ = True  # type: ignore[attr-defined]
+    return cls
+
+
+def check_may_emit(cls: type | None, kind: str) -> None:
+    """Raises UndeclaredEvent when an actor of this class (None: the driver) may not emit events of this kind."""
+    declared = KINDS.get(kind)
+    if declared is None:
+        raise UndeclaredEvent(f"event kind {kind!r} is not declared in protocol/evidence.py")
+    if declared.observer == "world" and cls is not None and not getattr(cls, "__seatrial_observer__", False):
+        raise UndeclaredEvent(
+            f"{cls.__qualname__} is a component and may only emit component kinds; {kind!r} is the world's to emit"
+        )
 
 
 class Recorder(Protocol):

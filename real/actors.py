@@ -66,6 +66,7 @@ class ActorHost:
         try:
             await self._backend.register()
             cls, args, kwargs = pickle.loads(spec.payload, buffers=spec.buffers)
+            self._backend.hosts = cls
             self._instance = cls(*args, **kwargs)
             start = getattr(self._instance, "start", None)
             if start is not None:

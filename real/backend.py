@@ -17,6 +17,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from protocol import ports
 from protocol.errors import NoSuchActor
+from protocol.evidence import check_may_emit
 from real.caller import Caller
 from real.evidence import ProcessLog
 from real.handles import RealHandle
@@ -38,6 +39,8 @@ class RealBackend:
         self.log = ProcessLog(run.folder, identity.name, identity.incarnation, run.started_ns)
         self.caller = Caller(run, identity, self.log)
         self._me = RealHandle(self.caller, identity.name, identity.incarnation, identity.calls, identity.streams)
+        self.hosts: type | None = None
+        """The class of the actor in this process; None in the driver's."""
         self._node: str = ray.get_runtime_context().get_node_id()
         self._registry = ray.get_actor(REGISTRY, namespace=NAMESPACE)
         self._storage = FileStorage(os.path.join(run.folder, "storage"), self.log)
@@ -138,6 +141,7 @@ class RealBackend:
         return f"{prefix}-{self.caller.next_number():016x}"
 
     def emit(self, kind: str, **fields: Any) -> None:
+        check_may_emit(self.hosts, kind)
         self.log.emit(kind, **fields)
 
     # ---- life and death ----

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
+from protocol.evidence import check_may_emit
 from protocol.ports import ActorHandle, Engines, Limits, Placement, Signal, Storage
 from sim.actor_system import ActorSystem
 from sim.actors import ActorProcess, cause
@@ -121,7 +122,9 @@ class SimBackend:
         return self.system.world.new_id(prefix)
 
     def emit(self, kind: str, **fields: Any) -> None:
-        self.system.world.record(self.process, kind, cause.get(), fields)
+        process = self.process
+        check_may_emit(None if process.birth is None else process.birth.spec.cls, kind)
+        self.system.world.record(process, kind, cause.get(), fields)
 
 
 def _own(handle: ActorHandle) -> ActorRef:

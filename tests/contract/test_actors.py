@@ -1110,6 +1110,8 @@ def test_undeclared_evidence_is_refused_where_it_is_emitted(world: Arm) -> None:
         actor = await backend.spawn(Self, name="a")
         assert await actor.emit("gateway.routable", fields) == "recorded"
         assert await actor.emit("gateway.routible", fields) == "UndeclaredEvent"
+        # A component may not pass a claim off as an observation of the world.
+        assert await actor.emit("engine.resumed", {}) == "UndeclaredEvent"
         assert await actor.emit("gateway.routable", {"replica": "r"}) == "UndeclaredEvent"
         assert await actor.emit("gateway.routable", {**fields, "extra": 1}) == "UndeclaredEvent"
         assert await actor.emit("gateway.routable", {**fields, "replica_inc": "one"}) == "UndeclaredEvent"
