@@ -17,7 +17,7 @@ from sim.calls import ActorRef, Call, Method, OrderedRef, RemoteStream, remote_m
 from sim.cluster import Cluster
 from sim.copying import SMALL, Copier, nominal_size, serialise
 from sim.deaths import Deaths, local_zombie
-from sim.loop import background
+from sim.loop import ActorLoop, background
 from sim.network import CONTROL, REQUEST, Letter, Network
 from sim.placement import PlacementGroupTable
 from sim.timings import Timings, ns
@@ -69,6 +69,7 @@ class ActorSystem:
         self._processes: dict[str, ActorProcess] = {}  # latest incarnation by name
         self._zombies: dict[tuple[str, int], ActorProcess] = {}  # alive, though a later incarnation has the name
         self._deaths = Deaths(self)
+        world.kernel.on_exit = self._exited
         previous = world.kernel.open_work
         world.kernel.open_work = lambda: [*previous(), *self._open_work()]
 
@@ -344,6 +345,13 @@ class ActorSystem:
             self._answer_birth(process.birth, None, failed)
 
     # --- deadlock ---
+
+    def _exited(self, loop: ActorLoop, error: SystemExit) -> None:
+        """``sys.exit`` anywhere in an actor ends its process; the driver's goes up, as an error of the run."""
+        process = loop.seatrial_backend.process
+        if process.role == "driver":
+            raise error
+        process.die("exited", f"SystemExit: {error}")
 
     def _open_work(self) -> list[str]:
         return [

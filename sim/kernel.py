@@ -54,6 +54,8 @@ class Kernel:
         self.stall_ns = 900_000_000_000
         self.open_work: Callable[[], list[str]] = list
         self.on_anomaly: Callable[[ActorLoop | None, str, str], None] | None = None
+        self.on_exit: Callable[[ActorLoop, SystemExit], None] | None = None
+        """A callback of an actor raised SystemExit: its process ends. None (a loop run alone): it goes up."""
         self.trace: Callable[[int, ActorLoop, Any], None] | None = None
         self._runnable: list[ActorLoop] = []
         self._numbers = count(1)
@@ -211,7 +213,7 @@ class Kernel:
             todo = len(ready)
             if not todo:
                 if loop._inbox:
-                    self._serve(loop)
+                    loop._serve(*loop._inbox.popleft())
                 return
         self.callbacks += todo
         if loop._instant != now:
@@ -238,8 +240,12 @@ class Kernel:
                 trace(now, loop, handle)
             try:
                 handle._context.run(handle._callback, *handle._args)
-            except (SystemExit, KeyboardInterrupt):
-                raise
+            except KeyboardInterrupt:
+                raise  # the person at the terminal's, not the component's
+            except SystemExit as error:
+                if self.on_exit is None:
+                    raise
+                self.on_exit(loop, error)
             except BaseException as error:
                 loop.call_exception_handler(
                     {"message": f"Exception in callback {handle._callback!r}", "exception": error, "handle": handle}
@@ -252,20 +258,6 @@ class Kernel:
         if (ready or loop._inbox or loop._io or loop._due) and not loop._queued and not loop._blocked:
             loop._queued = True
             self._runnable.append(loop)
-
-    def _serve(self, loop: ActorLoop) -> None:
-        """Idle, and messages wait: serve the first. Its handler runs when its cost has been paid."""
-        cost_ns, handle = loop._inbox.popleft()
-        loop._serving = handle
-        if cost_ns:
-            loop._busy_until = self.clock._now + cost_ns
-            loop._blocked = True
-            # Whether this is progress is told by the message served, not by its cost.
-            self.clock.call_at(loop._busy_until, loop._free, background=True)
-        else:
-            loop._io.append(handle)
-            loop._serving = None
-            loop._wake()
 
     # --- housekeeping ---
 
@@ -282,18 +274,14 @@ class Kernel:
         work = self.open_work()
         if not work:
             return
-        if quiet < self.stall_ns:
-            for entry in self.clock._queue:
-                item: Any = entry[3]
-                kind = type(item)
-                if kind is SimHandle:
-                    if not item._context.get(background, False) and not item._cancelled and not item._loop.dead:
-                        return
-                elif kind is Entry:
-                    if item.fn is not None and not item.background:
-                        return
-                else:
+        for entry in self.clock._queue:
+            item: Any = entry[3]
+            if type(item) is SimHandle:
+                # Somebody who is no background work has set an alarm: however late it rings, it is waited for.
+                if not item._context.get(background, False) and not item._cancelled and not item._loop.dead:
                     return
+            elif quiet < self.stall_ns and not (type(item) is Entry and (item.fn is None or item.background)):
+                return
         raise SimulationStopped("deadlock", self.report("only periodic work is left"))
 
     def report(self, why: str) -> str:

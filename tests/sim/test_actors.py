@@ -595,3 +595,24 @@ def test_the_digest_depends_on_no_hash_seed() -> None:
         printed.add(done.stdout)
     printed.add(f"{killing_run(5)[2]} {plain_run(3)}\n")
     assert len(printed) == 1, printed
+
+
+class ExitsInATask:
+    """Calls sys.exit() in a task of its own, not in a handler."""
+
+    async def go(self) -> None:
+        asyncio.get_running_loop().create_task(self._exit())
+        await asyncio.sleep(1)
+
+    async def _exit(self) -> None:
+        raise SystemExit(3)
+
+
+def test_sys_exit_in_a_child_task_ends_the_actor_and_not_the_simulation() -> None:
+    async def body(backend: Any) -> str:
+        actor = await backend.spawn(ExitsInATask, name="exits")
+        with pytest.raises(ActorDied):
+            await actor.go()
+        return "went on"
+
+    assert run_sim(body) == "went on"

@@ -341,8 +341,8 @@ class TestNoProgress:
                 await asyncio.sleep(1)
 
         a.create_task(heartbeat())
-        finish(kernel, a.create_task(asyncio.sleep(600)))
-        assert kernel.now_ns == 600 * SECOND
+        finish(kernel, a.create_task(asyncio.sleep(3600)))  # longer than stall_ns, too
+        assert kernel.now_ns == 3600 * SECOND
 
     def test_a_livelock_is_reported_by_task(self) -> None:
         async def spins() -> None:
