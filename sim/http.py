@@ -16,7 +16,6 @@ from protocol.errors import (
     ConnectionRefused,
     ConnectTimeout,
     HttpError,
-    Outcome,
     ReadTimeout,
     SeatrialError,
 )
@@ -167,8 +166,12 @@ class Exchange:
         if isinstance(payload, SeatrialError):
             self._end(payload.outcome.value, type(payload).__name__, n)
         else:
-            self._end(Outcome.DONE.value, "", n)
-        self.loop.deliver(settle, self.future, payload)
+            self._end("done", "", n)
+        loop = self.loop
+        if loop._blocked or loop._inbox or loop._io:
+            loop.deliver(settle, self.future, payload)
+        else:
+            settle(self.future, payload)  # nothing is ahead of it: as Call.arrive does
 
     def refused(self) -> None:
         """The port is closed: nothing was done."""

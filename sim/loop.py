@@ -279,12 +279,31 @@ class ActorLoop(RefusedLoop):
         if cost_ns and self.slow_percent != 100:
             cost_ns = cost_ns * self.slow_percent // 100
         if cost_ns or self._inbox:
+            if self._kernel.current is not self and not (
+                self._queued or self._blocked or self._ready or self._io or self._due or self._todo
+            ):
+                self._serve(cost_ns, handle)  # idle: an iteration would find just this
+                return
             self._inbox.append((cost_ns, handle))
         else:
             self._io.append(handle)
         if not self._queued and not self._blocked:
             self._queued = True
             self._kernel._runnable.append(self)
+
+    def _serve(self, cost_ns: int, handle: SimHandle) -> None:
+        """Begin with a message: its handler runs when its cost has been paid."""
+        self._serving = handle
+        if cost_ns:
+            clock = self._clock
+            self._busy_until = until = clock._now + cost_ns
+            self._blocked = True
+            # Whether this is progress is told by the message served, not by its cost.
+            clock.call_at(until, self._free, background=True)
+        else:
+            self._io.append(handle)
+            self._serving = None
+            self._wake()
 
     def occupy(self, duration_ns: int) -> None:
         """Keep the actor's one thread busy for that long, starting now or when it is free."""
