@@ -77,6 +77,10 @@ class InjectorPort(Protocol):
         """Faults in force."""
         ...
 
+    def timed(self) -> int:
+        """Those of them that will be healed at a time."""
+        ...
+
     def verb(self, name: str, params: Any) -> None:
         """Have the driver do it."""
         ...
@@ -229,17 +233,17 @@ class Injector:
 
     def look(self) -> None:
         """A fault has healed, or a step has fired: is it quiet now?"""
-        if any(armed.state == "due" for armed in self._steps) or self._port.active():
+        if not self.quiet():
             return
         waiting = not self._over and any(armed.state == "waiting" and armed.step.fault for armed in self._steps)
-        if self._injected > self._healed_told and not waiting:
+        if self._injected > self._healed_told and not waiting and not self._port.active():
             self._healed_told = self._injected
             self._port.observe("run.healed", faults=self._injected)
         self._on_quiet()
 
     def quiet(self) -> bool:
-        """Nothing is due and no fault is in force. Steps that wait for an event do not count."""
-        return not any(armed.state == "due" for armed in self._steps) and not self._port.active()
+        """Nothing happens any more at a time: what waits for an event, or to meet something, may wait for ever."""
+        return not any(armed.state == "due" for armed in self._steps) and not self._port.timed()
 
     def end(self) -> None:
         """The workload is over: nothing fires any more, and what is in force is healed."""

@@ -12,6 +12,7 @@ import importlib.metadata
 import pathlib
 import platform
 import shlex
+import shutil
 import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Literal
@@ -148,21 +149,28 @@ class EvidenceFile:
             raise BadInput(f"{path}: cannot be written ({error.strerror})") from error
         self._path = path
         self._digest = hashlib.sha256()
+        self._error: OSError | None = None
 
     def write(self, data: bytes) -> None:
-        """Raises BadInput: the disk is full, or gone."""
+        """Never raises: it is called from inside of the run, which has no use for the error. ``check`` tells."""
+        if self._error is not None:
+            return
         view = memoryview(data)
         try:
             while view:
                 view = view[self._file.write(view) :]
         except OSError as error:
-            raise BadInput(f"{self._path}: cannot be written ({error.strerror})") from error
+            self._error = error
         self._digest.update(data)
 
-    def close(self) -> str:
-        """The SHA-256 of what was written."""
-        self._file.close()
+    def check(self) -> str:
+        """The SHA-256 of what was written. Raises BadInput: the disk is full, or gone."""
+        if self._error is not None:
+            raise BadInput(f"{self._path}: cannot be written ({self._error.strerror}); the run was not kept")
         return self._digest.hexdigest()
+
+    def close(self) -> None:
+        self._file.close()
 
 
 def run_in_sim(
@@ -221,10 +229,17 @@ def run_in_sim(
         with stage:
             result = stage.run()
     finally:
-        digest = evidence.close() if evidence is not None else ""
+        if evidence is not None:
+            evidence.close()
     verdict = judge.verdict()
-    if directory is not None:
-        _conclude(directory, verdict, digest, report)
+    if directory is not None and evidence is not None:
+        try:
+            _conclude(directory, verdict, evidence.check(), report)
+        except (BadInput, OSError) as error:
+            shutil.rmtree(directory.path)  # made here, and of no use without its end
+            if isinstance(error, BadInput):
+                raise
+            raise BadInput(f"{directory.path}: cannot be written ({error.strerror}); the run was not kept") from error
     return Ran(verdict, result, directory, time.perf_counter() - begun)
 
 

@@ -75,6 +75,7 @@ class SimStage:
         self.progress = Progress()
         self._born: dict[str, int] = {}
         self._launches = 0
+        self._timed: set[int] = set()  # numbers of faults with a time to heal at; asked for membership only
         self._draws = self.world.stream("injector")
         self._quiet = asyncio.Event()
         self._listen: Callable[[str, Any], None] | None = None
@@ -86,7 +87,7 @@ class SimStage:
         simulation.storage.bandwidth = round(model.storage.bandwidth_bytes_per_s)
         self.injector = Injector(scenario, self, self._now_quiet)
         self.faults = simulation.faults
-        self.faults.on_idle = self.injector.look
+        self.world.hook("fault.healed", lambda _: self.injector.look())
         self.world.hook("actor.spawned", self._see_birth)
 
     def __enter__(self) -> SimStage:
@@ -198,15 +199,20 @@ class SimStage:
     ) -> None:
         target = FaultTarget(aim.name, aim.source, aim.destination, aim.prefix)
         try:
-            self.faults.inject(name, target, params, must_hit=must_hit, for_s=for_s, transient=transient)
+            fault = self.faults.inject(name, target, params, must_hit=must_hit, for_s=for_s, transient=transient)
         except FaultRefused as error:
             raise StepRefused(str(error)) from error
+        if for_s is not None:
+            self._timed.add(fault.number)
 
     def heal_all(self) -> None:
         self.faults.heal_all()
 
     def active(self) -> int:
         return len(self.faults.active)
+
+    def timed(self) -> int:
+        return sum(fault.number in self._timed for fault in self.faults.active)
 
     def verb(self, name: str, params: Any) -> None:
         if self._listen is not None:

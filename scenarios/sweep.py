@@ -11,6 +11,7 @@ import itertools
 import multiprocessing
 import pathlib
 import re
+import signal
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -186,14 +187,21 @@ def _run_all(scenario: Scenario, seeds: range, jobs: int, shell: Shell) -> Itera
         yield from _shown(itertools.chain.from_iterable(results), len(seeds), shell)
         return
     # Spawned, not forked: a worker starts with nothing of this process in it.
-    with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(jobs, spawn, initializer=_ignore_interrupts) as pool:
         futures = [pool.submit(run_seeds, *request, batch) for batch in batches]
         try:
             done = itertools.chain.from_iterable(future.result() for future in as_completed(futures))
             yield from _shown(done, len(seeds), shell)
         except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
+            for worker in multiprocessing.active_children():  # else the pool would wait for their batches
+                worker.terminate()
             raise
+
+
+def _ignore_interrupts() -> None:
+    """In a worker: Ctrl-C reaches every process of the terminal, and the parent's answer is the one that counts."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def run_seeds(text: str, source: str, folder: str, seeds: Sequence[int]) -> list[SeedResult]:

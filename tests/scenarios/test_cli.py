@@ -131,6 +131,24 @@ def test_an_interrupt_is_one_line_and_exit_3(tmp_path: pathlib.Path) -> None:
     assert not (tmp_path / "run" / "manifest.json").exists()
 
 
+def test_an_interrupted_sweep_leaves_no_process(tmp_path: pathlib.Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "scenarios", "sweep", "fault_injection", "--seeds", "500", "--jobs", "2", "--out", "sw"],
+        cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        text=True, start_new_session=True,
+    )  # fmt: skip
+    time.sleep(12)
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+    out, _ = process.communicate(timeout=30)
+    assert process.returncode == 3 and "Traceback" not in out, out
+    assert out.splitlines()[-1] == "interrupted; what was written so far is no verdict"
+    deadline = time.monotonic() + 10
+    with pytest.raises(ProcessLookupError):
+        while time.monotonic() < deadline:
+            os.killpg(process.pid, 0)
+            time.sleep(0.1)
+
+
 def test_prove_and_sweep_from_the_command_line(command: Command, small_file: pathlib.Path) -> None:
     proved = command("prove", small_file, "--set", "workload.for_s=0.5", "--json")
     assert proved.returncode == 0 and json.loads(proved.stdout)["result"] == "pass", proved.stderr

@@ -74,6 +74,9 @@ class Port:
     def active(self) -> int:
         return self.in_force
 
+    def timed(self) -> int:
+        return self.in_force
+
     def verb(self, name: str, params: Any) -> None:
         self.verbs.append(name)
 

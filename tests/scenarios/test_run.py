@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import pathlib
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +15,7 @@ from analysis.errors import BadInput
 from analysis.rundir import RunDir, verify_manifest
 from analysis.verdict import Verdict, judge_run
 from scenarios.load import Scenario
-from scenarios.runner import Ran, preflight, run_in_sim
+from scenarios.runner import EvidenceFile, Ran, preflight, run_in_sim
 from tests.scenarios.conftest import SMALL
 
 Make = Callable[..., Scenario]
@@ -75,6 +77,40 @@ def test_a_kill_is_recovered_and_a_fault_that_hits_nothing_is_inconclusive(small
     missed = "{at_s: 1, do: reply_lost, target: {link: {from: admin-chat-0, to: chat-0}}, with: {count: 1}, for_s: 1}"
     ran = run_in_sim(small(text=_with_steps(missed)), 5)
     assert ran.verdict.result == "inconclusive" and _result(ran.verdict, "faults_hit") == "inconclusive"
+
+
+def test_a_fault_that_waits_for_ever_ends_with_the_workload(small: Make, tmp_path: pathlib.Path) -> None:
+    torn = "{at_s: 1, do: torn_export, target: {path: exports}}"
+    ran = run_in_sim(small(text=_with_steps(torn)), 5, out=tmp_path / "run", report=False)
+    assert ran.result.reason == "completed" and ran.result.simulated_s < 15
+    assert ran.verdict.result == "inconclusive" and len(_events(ran, "fault.healed")) == 1
+
+
+def test_a_full_disk_is_one_message_and_leaves_nothing(
+    small: Make, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Full:
+        written = 0
+
+        def write(self, data: bytes) -> int:
+            self.written += len(data)
+            if self.written > 100_000:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            return len(data)
+
+        def close(self) -> None: ...
+
+    original = EvidenceFile.__init__
+
+    def init(self: EvidenceFile, path: pathlib.Path) -> None:
+        original(self, path)
+        self._file.close()
+        self._file = Full()  # type: ignore[assignment]
+
+    monkeypatch.setattr(EvidenceFile, "__init__", init)
+    with pytest.raises(BadInput, match="events.jsonl: cannot be written .No space left on device.; the run was not"):
+        run_in_sim(small(), 5, out=tmp_path / "run")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_verbs_reach_exporter_and_admin(small: Make, tmp_path: pathlib.Path) -> None:
