@@ -70,7 +70,7 @@ class GenerateRequest:
 
 @message
 class VersionSpan:
-    """Output tokens ``start`` (inclusive) to ``end`` (exclusive) were computed by weights ``version``/``weight_hash``."""
+    """Output tokens from ``start`` to ``end`` (not included) were computed by weights ``version``/``weight_hash``."""
 
     version: str
     start: int

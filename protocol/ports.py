@@ -160,7 +160,7 @@ class EngineClient(Protocol):
     async def get(
         self, route: str, *, connect_timeout_s: float | None = None, read_timeout_s: float | None = None
     ) -> tuple[int, str]:
-        """GET of /ready, /health, /metrics, /server_info, /v1/loads, ...: status and body. No exception for a status."""
+        """GET of /ready, /health, /metrics, /server_info, /v1/loads, ...: status and body. No status raises."""
         ...
 
 

@@ -237,7 +237,7 @@ class _ExactLoader(yaml.SafeLoader):
     """Numbers with a point stay decimal text: 2.0145 ms must become 2,014,500,000 ps on every machine."""
 
 
-_ExactLoader.add_constructor("tag:yaml.org,2002:float", lambda loader, node: _decimal(loader.construct_scalar(node)))
+_ExactLoader.add_constructor("tag:yaml.org,2002:float", lambda loader, node: _decimal(node.value))
 
 
 def _decimal(text: str) -> Decimal:

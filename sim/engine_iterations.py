@@ -53,7 +53,7 @@ class Iterations:
         self.dead = False
         self._intake = intake_ns
         self._priority = priority
-        self._enqueue = self.env.schedule
+        self._enqueue: Any = self.env.schedule  # takes any int as a priority, which SimPy's type does not say
         self._callbacks: list[Callable[[Event], None]] = [self._on_event]
         self._kind = IDLE
         self._start_ps = 0

@@ -204,8 +204,11 @@ class Kernel:
                 ready.extend(loop._io)
                 loop._io.clear()
             due = loop._due
-            if due:
-                if self.explore is not None and len(due) + len(ready) > 1 and self.explore.below(2):
+            if due and loop._ahead < 2:
+                if loop._ahead:
+                    loop._ahead = 0  # what was buffered until SIGCONT is before them in any case
+                    ready.extend(due)
+                elif self.explore is not None and len(due) + len(ready) > 1 and self.explore.below(2):
                     ready.extendleft(reversed(due))  # a time-out may also win against the reply of its instant
                 else:
                     ready.extend(due)
@@ -213,6 +216,8 @@ class Kernel:
             todo = len(ready)
             if not todo:
                 if loop._inbox:
+                    if loop._ahead > 1:
+                        loop._ahead -= 1
                     loop._serve(*loop._inbox.popleft())
                 return
         self.callbacks += todo

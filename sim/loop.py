@@ -76,6 +76,7 @@ class SimHandle(asyncio.TimerHandle):
     # typeshed does not declare the fields of handles.
     _scheduled: bool
     _loop: ActorLoop
+    _context: contextvars.Context
 
     def cancel(self) -> None:
         if not self._cancelled:
@@ -105,7 +106,7 @@ class ActorLoop(RefusedLoop):
 
     # More than 30 fields, beyond which instances share no keys: slots are smaller, and quicker to reach.
     __slots__ = (
-        "_asyncgens", "_blocked", "_busy_until", "_clock", "_closed", "_context",
+        "_ahead", "_asyncgens", "_blocked", "_busy_until", "_clock", "_closed", "_context",
         "_debug", "_due", "_exception_handler", "_inbox", "_instant", "_instant_callbacks", "_io", "_kept",
         "_kernel", "_queued", "_ready", "_serving", "_shut", "_stopping", "_task_factory", "_todo",
         "dead", "drift_ppb", "frozen", "index", "name", "origin_ns", "slow_percent",
@@ -124,8 +125,9 @@ class ActorLoop(RefusedLoop):
         self._ready: deque[Any] = deque()
         self._io: list[Any] = []
         self._due: list[Any] = []
-        self._inbox: deque[tuple[int, asyncio.Handle]] = deque()  # arrivals that cost service time, not yet served
-        self._serving: asyncio.Handle | None = None
+        self._inbox: deque[tuple[int, SimHandle]] = deque()  # arrivals that cost service time, not yet served
+        self._serving: SimHandle | None = None
+        self._ahead = 0  # since SIGCONT: 1, and 1 for each buffered arrival in the inbox, which expired timers wait for
         self._todo = 0  # handles of the current iteration not yet run (it was cut by occupy or freeze)
         self._queued = False  # is in the kernel's runnable list
         self._blocked = False  # dead, frozen or occupied: nothing may run
@@ -337,6 +339,7 @@ class ActorLoop(RefusedLoop):
     def thaw(self) -> None:
         """SIGCONT: buffered arrivals run before expired timers, as in a selector loop."""
         self.frozen = False
+        self._ahead = 1 + len(self._inbox)
         if not self.dead and self._clock._now >= self._busy_until:
             if self._serving is not None:
                 self._io.append(self._serving)

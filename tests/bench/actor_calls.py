@@ -57,7 +57,8 @@ def main() -> None:
     parser.add_argument("--calls", type=int, default=20_000)
     arguments = parser.parse_args()
     rate = calls_per_second(calls=arguments.calls, callers=arguments.callers, cost_s=arguments.cost_s)
-    print(f"{arguments.callers} callers, {arguments.cost_s} s a message: {rate:,.0f} calls/s, {1e6 / rate:.1f} us a call")
+    work = f"{arguments.callers} callers, {arguments.cost_s} s a message"
+    print(f"{work}: {rate:,.0f} calls/s, {1e6 / rate:.1f} us a call")
 
 
 if __name__ == "__main__":

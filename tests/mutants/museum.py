@@ -48,8 +48,9 @@ def main() -> int:
         if not caught:
             missed.append(mutant.name)
         print(line, end="", flush=True)
-    PAGE.write_text(_HEAD + "".join(lines) + f"\n{len(lines) - len(missed)} of {len(lines)} caught.\n")
-    print(f"{PAGE}: {len(lines) - len(missed)} of {len(lines)} caught" + (f"; missed: {', '.join(missed)}" if missed else ""))
+    summary = f"{len(lines) - len(missed)} of {len(lines)} caught"
+    PAGE.write_text(_HEAD + "".join(lines) + f"\n{summary}.\n")
+    print(f"{PAGE}: {summary}" + (f"; missed: {', '.join(missed)}" if missed else ""))
     return 1 if missed else 0
 
 

@@ -44,8 +44,8 @@ class Trial:
         return (
             f"{self.mutant.name}, seed {self.seed}: {self.mutant.check} says "
             f"{self.wrong.result if self.wrong else 'nothing'} of the mutant (must fail with witnesses; observed "
-            f"{self.wrong.observed if self.wrong else '-'}) and {self.right.result if self.right else 'nothing'} of the "
-            f"twin (must pass), whose run as a whole is {self.twin_result} (must pass)"
+            f"{self.wrong.observed if self.wrong else '-'}) and {self.right.result if self.right else 'nothing'} of "
+            f"the twin (must pass), whose run as a whole is {self.twin_result} (must pass)"
         )
 
 

@@ -181,7 +181,9 @@ class TestProcesses:
             _, client = await engine(backend)
             call = asyncio.ensure_future(client.generate(request(1, 200)))
             await asyncio.sleep(0.05)
-            fault = simulation.faults.inject("wedge", Target(name="engine-0"), {}, must_hit={"in_flight": {"at_least": 1}})
+            fault = simulation.faults.inject(
+                "wedge", Target(name="engine-0"), {}, must_hit={"in_flight": {"at_least": 1}}
+            )
             assert (await client.get("/ready", read_timeout_s=1))[0] == 200
             await asyncio.sleep(30)
             assert not call.done()
@@ -320,9 +322,7 @@ class TestMetrics:
 
         async def body(backend: Any, simulation: Simulation) -> None:
             _, client = await engine(backend)
-            fault = simulation.faults.inject(
-                name, Target(name="engine-0"), {}, must_hit={"hits": {"at_least": 1}}
-            )
+            fault = simulation.faults.inject(name, Target(name="engine-0"), {}, must_hit={"hits": {"at_least": 1}})
             for number in range(2):
                 under.append(await client.get("/metrics"))
                 await client.generate(request(number))

@@ -1,9 +1,10 @@
-"""The event loop: order, time, occupation, SIGSTOP, SIGKILL, deadlock, livelock. CPython's own tests: test_conformance."""
+"""The event loop: order, time, occupation, SIGSTOP, SIGKILL, deadlock, livelock (CPython's tests: test_conformance)."""
 
 from __future__ import annotations
 
 import asyncio
 import contextvars
+import functools
 import gc
 import weakref
 from collections.abc import Coroutine
@@ -226,18 +227,37 @@ class TestSingleServer:
         kernel.run(lambda: len(seen) == 3)
         assert seen == ["thaw", "reply", "timer"]
 
+    @pytest.mark.parametrize("explore", [False, True])
+    def test_after_sigcont_a_reply_behind_costly_arrivals_runs_before_expired_timers(self, explore: bool) -> None:
+        draw = Streams(7).stream("order")
+        for _ in range(20 if explore else 1):  # each run draws on
+            kernel = Kernel(draw if explore else None)
+            a = kernel.new_loop("a")
+            seen: list[str] = []
+            a.call_later(1, seen.append, "timer")
+            kernel.clock.call_at(SECOND // 2, a.freeze)
+            for number in range(3):
+                request = functools.partial(a.deliver, seen.append, "request", cost_ns=400_000)
+                kernel.clock.call_at(2 * SECOND + number, request)
+            kernel.clock.call_at(2 * SECOND + 9, a.deliver, seen.append, "reply")
+            kernel.clock.call_at(3 * SECOND, a.thaw)
+            a.call_later(4, seen.append, "later timer")
+            kernel.run(lambda seen=seen: "later timer" in seen)
+            assert seen == ["request", "request", "request", "reply", "timer", "later timer"]
+
 
 class TestSigkill:
     def test_nothing_runs_afterwards_not_even_the_rest_of_the_step_has_effects(self) -> None:
         kernel, a, b = two()
         seen: list[str] = []
+        kept: list[asyncio.Future[None]] = []
 
         async def victim() -> None:
             try:
                 a.kill()
                 a.call_soon(seen.append, "call_soon")
                 a.call_later(0, seen.append, "call_later")
-                asyncio.ensure_future(asyncio.sleep(0))
+                kept.append(asyncio.ensure_future(asyncio.sleep(0)))
                 await asyncio.sleep(0)
                 seen.append("resumed")
             finally:
