@@ -35,3 +35,10 @@ def test_a_twin_in_the_place_of_its_mutant_is_not_credited() -> None:
 
     innocent = dataclasses.replace(MUTANTS[0], cls=MUTANTS[0].twin)
     assert not try_mutant(innocent, 1).caught
+
+
+def test_the_museum_shows_each_of_them() -> None:
+    from tests.mutants.museum import PAGE
+
+    page = PAGE.read_text()
+    assert [mutant.name for mutant in MUTANTS if f"| {mutant.name} |" not in page] == []
