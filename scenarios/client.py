@@ -47,18 +47,24 @@ class LoadClient:
         share: which of the clients this is, from 0.
         seed: of the draws.
         trace: path of the trace file, where the workload is one.
-        gateway: handle of the gateway that this client talks to.
+        gateways: handles of the gateways that this client talks to, in turn.
     """
 
     def __init__(
-        self, workload: WorkloadModel, number: int, share: int, seed: int, trace: str | None, gateway: ActorHandle
+        self,
+        workload: WorkloadModel,
+        number: int,
+        share: int,
+        seed: int,
+        trace: str | None,
+        gateways: tuple[ActorHandle, ...],
     ) -> None:
         self._workload = workload
         self._number = number
         self._share = share
         self._seed = seed
         self._trace = None if trace is None else pathlib.Path(trace)
-        self._gateway = gateway
+        self._gateways = list(gateways)
         self._open: dict[str, _Open] = {}  # in the order of sending, which is the order in which patience ends
         self._patience: asyncio.TimerHandle | None = None
         self._sent = 0
@@ -97,11 +103,28 @@ class LoadClient:
         """Open loop: each request at its time, whatever became of those before it."""
         loop = self._loop
         origin = loop.time()
-        for arrival in arrivals:
-            wait = origin + arrival.t_ns / 1e9 - loop.time()
-            if wait > 0:
-                await asyncio.sleep(wait)
-            self._begin(arrival)
+        all_sent = loop.create_future()
+
+        def send(due: Arrival | None) -> None:
+            # A callback of the timer, not a task that sleeps: that would take a future and an iteration more a request.
+            if all_sent.done():
+                return  # run() was cancelled
+            try:
+                if due is not None:
+                    self._begin(due)
+                for arrival in arrivals:
+                    wait = origin + arrival.t_ns / 1e9 - loop.time()
+                    if wait > 0:
+                        loop.call_later(wait, send, arrival)
+                        return
+                    self._begin(arrival)
+            except Exception as error:  # a bad row of a trace: run() raises it
+                all_sent.set_exception(error)
+            else:
+                all_sent.set_result(None)
+
+        send(None)
+        await all_sent
         while self._open:
             await next(iter(self._open.values())).task
 
@@ -159,12 +182,14 @@ class LoadClient:
             max_new_tokens=request.max_new_tokens,
             idempotent=request.idempotent,
         )
+        gateways = self._gateways
+        turn = self._sent % len(gateways)
         self._sent += 1
         try:
             try:
-                result: GenerateResult = await self._gateway.generate(request)
+                result: GenerateResult = await gateways[turn].generate(request)
             except ActorDied as error:
-                result = await self._generate_again(request, error)
+                result = await self._generate_again(request, turn, error)
         except SeatrialError as error:
             status = int(error.fields.get("status", 0))
             attempts = int(error.fields.get("attempts", 0))
@@ -194,15 +219,15 @@ class LoadClient:
             # Here and not in a callback of the task, which would run after those who wait for the task.
             del self._open[name]
 
-    async def _generate_again(self, request: GenerateRequest, error: ActorDied) -> GenerateResult:
+    async def _generate_again(self, request: GenerateRequest, turn: int, error: ActorDied) -> GenerateResult:
         """Where nothing was sent: perhaps a new incarnation has the gateway's name."""
         if error.outcome is not Outcome.NOT_DONE:
             raise error
         try:
-            self._gateway = await backend().lookup(self._gateway.name)
+            self._gateways[turn] = await backend().lookup(self._gateways[turn].name)
         except NoSuchActor:
             raise error from None
-        result: GenerateResult = await self._gateway.generate(request)
+        result: GenerateResult = await self._gateways[turn].generate(request)
         return result
 
 

@@ -160,9 +160,10 @@ async def spawn_clients(scenario: Scenario, services: dict[str, Service], seed: 
         trace = None if workload.trace is None else str(scenario.trace_path(workload.trace.file))
         cells = services[workload.service].cells
         for share in range(workload.clients):
-            cell = cells[share % len(cells)]
+            own = cells[share % len(cells) :: workload.clients]
             name = f"client-{workload.service}-{number}-{share}"
-            spawns.append(port.spawn(LoadClient, workload, number, share, seed, trace, cell.gateway, name=name))
+            gateways = tuple(cell.gateway for cell in own)
+            spawns.append(port.spawn(LoadClient, workload, number, share, seed, trace, gateways, name=name))
     return list(await asyncio.gather(*spawns))
 
 

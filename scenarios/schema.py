@@ -262,7 +262,8 @@ class WorkloadModel(SpecModel):
     requests: Count | None = None
     """Drawn arrivals end after this many."""
     clients: Count = 1
-    """Client actors that share the arrivals; client ``k`` talks to gateway ``k`` modulo the number of gateways."""
+    """Client actors that share the arrivals and the gateways: client ``k`` talks to gateway ``k``, and in turn to every
+    ``clients``-th after it; where there are fewer gateways than clients, to gateway ``k`` modulo their number."""
     ignore_eos: bool = True
     idempotent: bool = True
     """Whether a request may be sent again when its outcome is unknown."""
