@@ -1,7 +1,7 @@
 """What crosses between processes is copied: serialised when sent, deserialised when delivered.
 
-Numbers, strings, bytes, None, enums and declared ``@message`` types are deeply immutable and may cross as they are
-(``World.copy_always`` turns that off). Arrays travel out of band and so arrive read-only, as from Ray.
+Numbers, strings, bytes, None, enums, declared ``@message`` types and tuples of these are deeply immutable and may cross
+as they are (``World.copy_always`` turns that off). Arrays travel out of band and so arrive read-only, as from Ray.
 """
 
 from __future__ import annotations
@@ -54,6 +54,8 @@ class Copier:
         kind = type(value)
         if kind in self._shared or (kind not in self._seen and self._look(kind)):
             return value
+        if kind is tuple and self._all_shared(value):
+            return value
         return serialise(value)
 
     def pack_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -70,6 +72,16 @@ class Copier:
         if not shared:  # copying always: also a call without arguments crosses as bytes
             return serialise((args, kwargs))
         return (args, kwargs)
+
+    def _all_shared(self, values: tuple[Any, ...]) -> bool:
+        """Whether a tuple holds nothing that needs a copy: then it needs none itself."""
+        for value in values:
+            kind = type(value)
+            if kind in self._shared or (kind not in self._seen and self._look(kind)):
+                continue
+            if kind is not tuple or not self._all_shared(value):
+                return False
+        return bool(self._shared)
 
     def _look(self, kind: type) -> bool:
         """A type seen for the first time: may its values be shared?"""

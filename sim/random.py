@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import MutableSequence, Sequence
-from typing import TypeVar
+from collections.abc import Callable, MutableSequence, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -93,11 +93,12 @@ class Stream:
         name: what the stream is for; used in messages and digests only.
     """
 
-    __slots__ = ("_buffer", "_raw", "_refill", "_refilled", "_spare", "name")
+    __slots__ = ("_buffer", "_key", "_raw", "_refill", "_refilled", "_spare", "name")
 
     def __init__(self, key: int, name: str) -> None:
         self.name = name
-        self._raw = np.random.PCG64(key).random_raw
+        self._key = key
+        self._raw: Callable[[int], Any] | None = None  # made at the first draw, for most streams are never drawn from
         self._buffer: list[int] = []
         # Batches grow: most streams of a small run are drawn a few times, a few streams a million times.
         self._refill = 8
@@ -110,7 +111,10 @@ class Stream:
         return self._refilled - len(self._buffer)
 
     def _more(self) -> list[int]:
-        batch: list[int] = self._raw(self._refill).tolist()
+        raw = self._raw
+        if raw is None:
+            raw = self._raw = np.random.PCG64(self._key).random_raw
+        batch: list[int] = raw(self._refill).tolist()
         batch.reverse()  # drawn from the end, in the order of the source, whatever the size of the batch
         self._buffer = batch
         self._refilled += self._refill
