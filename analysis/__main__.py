@@ -44,7 +44,7 @@ class _Group(click.Group):
             ctx.exit(BAD_INPUT)
 
 
-@click.group(cls=_Group)
+@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
 def main() -> None:
     """Reads what runs leave behind. RUN is a run directory."""
 
@@ -186,9 +186,8 @@ def print_verdict(reached: Verdict, scenario: str) -> None:
             continue
         observed = row.observed + (f"\n{row.explain}" if row.explain else "")
         witness = ", ".join(str(seq) for seq in row.witness[:6]) + (", ..." if len(row.witness) > 6 else "")
-        name = row.name if row.group == "invariant" else f"{row.name} ({row.group})"
         out.add_row(
-            Text(name), Text(row.result, style=_COLOURS[row.result]), Text(observed), f"{row.judged:,}", witness
+            Text(row.title), Text(row.result, style=_COLOURS[row.result]), Text(observed), f"{row.judged:,}", witness
         )
     console = _console()
     console.print(out)

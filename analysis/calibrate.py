@@ -21,8 +21,8 @@ from typing import Any
 import yaml
 
 WHERE_TO_GET = (
-    "The runs are the public evidence of the elastic reward-model demo (demos/task4_genrm/results of the pull request "
-    "named in spec/scaling_acceptance.md); put their folders under one directory and pass it: "
+    "The runs are the public evidence of the elastic reward-model demo: the folders below demos/task4_genrm/results in "
+    "pull request 370 of the GitHub repository redai-studio/Relax. Put them under one directory and pass it: "
     "python -m analysis calibrate --data DIR"
 )
 

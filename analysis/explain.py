@@ -80,6 +80,8 @@ def explain_check(directory: RunDir, check: CheckResult) -> Explanation:
             at_witness = waits.report(subjects)
         if not _belongs(event, witnesses, subjects, window):
             continue
+        if event.kind == "actor.died" and event.seq > last and waits.all_answered:
+            continue  # the end of the run takes every process down: that explains nothing
         if event.seq not in witnesses and len(chosen) >= ROWS:
             left_out += 1
             continue
@@ -180,6 +182,11 @@ class _Waits:
             self._runs[data["request"]].remove(event.actor)
         elif kind == "run.wait":
             self._reported.append(Wait(data["waiter"], data["waits_for"], data["should_wake"], None))
+
+    @property
+    def all_answered(self) -> bool:
+        """Whether no request is open."""
+        return not self._requests
 
     def is_open(self, subjects: set[tuple[str, Any]]) -> bool:
         """Whether one of these calls or requests has not ended, or the world itself reports who waits."""

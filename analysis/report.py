@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from html import escape
 
 from analysis.rundir import RunDir, RunInfo, write_atomic
-from analysis.svg import Band, Series, heat, lanes, lines
+from analysis.svg import COLOURS, Band, Series, heat, lanes, lines
 from analysis.timeline import Timeline
 from analysis.verdict import Verdict
 
@@ -91,9 +91,9 @@ def _checks(verdict: Verdict) -> Iterable[str]:
             continue
         explain = f"<br><span class='soft'>{escape(row.explain)}</span>" if row.explain else ""
         witness = ", ".join(str(seq) for seq in row.witness)
-        claim = " <span class='soft'>(claim)</span>" if row.group == "claim" else ""
+        group = "" if row.group == "invariant" else f" <span class='soft'>({row.group})</span>"
         yield (
-            f"<tr><td>{escape(row.name)}{claim}<td class='{row.result}'>{row.result}<td>{escape(row.observed)}{explain}"
+            f"<tr><td>{escape(row.name)}{group}<td class='{row.result}'>{row.result}<td>{escape(row.observed)}{explain}"
             f"<td>{escape(row.expected)}<td class='n'>{row.judged:,}<td>{witness}</tr>"
         )
     yield "</table>"
@@ -111,7 +111,9 @@ def _charts(timeline: Timeline) -> Iterable[str]:
     if not timeline.requests:
         return
     yield "<h2>Requests per second <span class='soft'>(faults shaded)</span></h2>"
-    rates = [Series(name, timeline.rates(name)) for name in ("sent", "answered", "failed")]
+    # Answered green, failed red; the shading of faults is orange.
+    colours = {"sent": COLOURS[0], "answered": COLOURS[2], "failed": COLOURS[4]}
+    rates = [Series(name, timeline.rates(name), colour) for name, colour in colours.items()]
     yield lines("requests per second", times, rates, bands, end_s)
     yield "<h2>Latency of answers, s</h2>"
     latency = [Series(f"p{percent}", timeline.latency_s(percent)) for percent in (50, 99)]

@@ -14,7 +14,7 @@ _HEAD = 46
 def as_text(explanation: Explanation) -> str:
     """Plain text: a column a participant, an arrow where a message came from another, ``*`` at the witnesses."""
     check = explanation.check
-    lines = [f"{check.name}: {check.result}", f"  observed: {check.observed}", f"  expected: {check.expected}"]
+    lines = [f"{check.title}: {check.result}", f"  observed: {check.observed}", f"  expected: {check.expected}"]
     if check.explain:
         lines.append(f"  why: {check.explain}")
     if explanation.steps:
@@ -95,7 +95,7 @@ def _text(x: float, y: float, content: str, css: str = "") -> str:
 
 def _draw(one: Explanation, parts: list[str], top: int) -> int:
     check = one.check
-    parts.append(_text(12, top + 16, f"{check.name}: {check.result}", "title"))
+    parts.append(_text(12, top + 16, f"{check.title}: {check.result}", "title"))
     parts.append(_text(12, top + 34, check.explain or check.observed, "soft"))
     y = top + _HEAD + 20
     lane = {name: 170 + 120 * index for index, name in enumerate(one.participants)}

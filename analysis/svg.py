@@ -24,6 +24,8 @@ class Series(NamedTuple):
 
     label: str
     values: Sequence[float | None]
+    colour: str | None = None
+    """None: the next of ``COLOURS``."""
 
 
 def number(value: float) -> str:
@@ -86,7 +88,7 @@ def lines(label: str, times_s: Sequence[float], series: Sequence[Series], bands:
         plot.parts.append(f'<line class="grid" x1="{LEFT}" y1="{y:.1f}" x2="{WIDTH - RIGHT}" y2="{y:.1f}"/>')
         plot.parts.append(f'<text x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{number(top * step / 4)}</text>')
     for index, one in enumerate(series):
-        colour = COLOURS[index % len(COLOURS)]
+        colour = one.colour or COLOURS[index % len(COLOURS)]
         for path in _paths(plot, times_s, one.values, top):
             plot.parts.append(f'<path d="{path}" fill="none" stroke="{colour}" stroke-width="1.4"/>')
         x = LEFT + 10 + 150 * index

@@ -96,14 +96,14 @@ class Shell:
             return
         if not self.fancy:
             for row in rows:
-                click.echo(f"{row.result:<12} {row.name}: {row.observed}{_because(row)}")
+                click.echo(f"{row.result:<12} {row.title}: {row.observed}{_because(row)}")
             return
         table = Table(box=None, pad_edge=False, header_style="bold")
         for head in ("result", "check", "observed"):
             table.add_column(head, overflow="fold")
         for row in rows:
             colour = _COLOURS[row.result]
-            table.add_row(f"[{colour}]{row.result}[/]", row.name, f"{row.observed}{_because(row)}")
+            table.add_row(f"[{colour}]{row.result}[/]", row.title, f"{row.observed}{_because(row)}")
         self.out.print(table)
 
     def ran(self, scenario: Scenario, seed: int, ran: Ran, traces: list[TraceFacts], repeat: str) -> None:
@@ -121,6 +121,8 @@ class Shell:
             f"{ran.verdict.result.upper()}: {scenario.name}, seed {seed}: {ran.result.simulated_s:.1f} s simulated in "
             f"{ran.wall_s:.1f} s, {ran.result.events} events{where}"
         )
+        if ran.directory is not None and ran.verdict.result != "pass":
+            self.say(f"why: python -m analysis explain {ran.directory.path}")
         self.document(
             {
                 "scenario": scenario.name,

@@ -37,6 +37,11 @@ class CheckResult(NamedTuple):
     applicable: bool
     """False when none of the event kinds that the check is about occurred; such a row is never a pass."""
 
+    @property
+    def title(self) -> str:
+        """The name as people see it: an invariant that a scenario also asks for has two rows of one name."""
+        return self.name if self.group == "invariant" else f"{self.name} ({self.group})"
+
     def as_json(self) -> dict[str, Any]:
         return {**self._asdict(), "witness": list(self.witness)}
 

@@ -142,4 +142,5 @@ class FaultsHit(Check):
         return super().finish(required=required, applicable=applicable or declared)
 
     def observed(self) -> str:
-        return f"{self.judged} injected, {self.violations} without effect or end, {self._hits} hits"
+        hits = f", {self._hits} hits" if self._hits else ""  # a fault of a process meets requests, not messages
+        return f"{self.judged} injected, {self.violations} without effect or end{hits}"
