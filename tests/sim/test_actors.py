@@ -324,7 +324,9 @@ def test_what_may_be_shared_is_shared_and_all_else_is_copied() -> None:
     assert type(Copier(always=True).pack(request)) is Packed
     assert type(Copier(always=True).pack_call((), {})) is Packed
     copier = Copier()
-    for value in ([1], (1, 2), {"a": 1}, {1}, Echo()):
+    assert copier.pack(pair := (request, ("a", 1))) is pair
+    assert type(Copier(always=True).pack(pair)) is Packed
+    for value in ([1], (1, [2]), {"a": 1}, {1}, Echo()):
         for _ in range(2):
             assert type(copier.pack(value)) is Packed
             assert type(copier.pack_call((1, value), {})) is Packed
