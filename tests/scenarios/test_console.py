@@ -1,0 +1,70 @@
+"""What a terminal shows and what a machine reads."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable
+
+import pytest
+from rich.console import Console
+
+from analysis.checks.base import CheckResult
+from analysis.verdict import Verdict
+from scenarios.console import Shell
+from scenarios.load import Scenario
+from scenarios.runner import TraceFacts, run_in_sim
+
+ROWS = (
+    CheckResult("good", "invariant", "pass", "9 of 9", "all", 9, (), "", True, True),
+    CheckResult("bad", "invariant", "fail", "1 of 9", "all", 9, (4, 7), "request r was lost", True, True),
+    CheckResult("absent", "invariant", "inconclusive", "0", "all", 0, (), "not applicable", False, False),
+)
+
+
+def _terminal(shell: Shell) -> io.StringIO:
+    text = io.StringIO()
+    shell.out = Console(file=text, force_terminal=True, width=100)
+    shell.err = Console(file=text, force_terminal=True, width=100)
+    return text
+
+
+def test_a_terminal_gets_a_coloured_table_of_what_applies() -> None:
+    shell = Shell(False)
+    text = _terminal(shell)
+    shell.verdict(Verdict("fail", ROWS, 12))
+    shown = text.getvalue()
+    assert "\x1b[" in shown and "1 of 9: request r was lost (events 4, 7)" in shown
+    assert "good" in shown and "absent" not in shown
+
+
+def test_elsewhere_it_is_plain_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    Shell(False).verdict(Verdict("fail", ROWS, 12))
+    assert (
+        capsys.readouterr().out
+        == "pass         good: 9 of 9\nfail         bad: 1 of 9: request r was lost (events 4, 7)\n"
+    )
+
+
+def test_the_progress_bar_changes_nothing_of_the_run(small: Callable[..., Scenario]) -> None:
+    shell = Shell(False)
+    text = _terminal(shell)
+    with shell.running("small", 10.0) as watch:
+        watched = run_in_sim(small(), 5, watch=watch)
+    assert watched.result.digest == run_in_sim(small(), 5).result.digest
+    assert "small" in text.getvalue()
+
+
+def test_the_summary_tells_what_was_not_done_and_passed_over(
+    small: Callable[..., Scenario], capsys: pytest.CaptureFixture[str]
+) -> None:
+    ran = run_in_sim(small(), 5)
+    ran.result.refused.append("steps[0] sigkill: it is dead already")
+    facts = [TraceFacts("t.csv", 10, 3.0, 4)]
+    Shell(False).ran(small(), 5, ran, facts, "again")
+    out = capsys.readouterr().out
+    assert "not done: steps[0] sigkill: it is dead already\n" in out
+    assert "t.csv: 4 rows without output tokens were passed over\n" in out
+    Shell(True).ran(small(), 5, ran, facts, "again")
+    told = json.loads(capsys.readouterr().out)
+    assert (told["repeat"], told["traces"][0]["zero_output"], told["result"]) == ("again", 4, "pass")
