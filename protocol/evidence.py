@@ -167,11 +167,19 @@ KINDS: dict[str, EventKind] = {}
 def declare(
     name: str, observer: Observer, doc: str, worlds: tuple[str, ...] = ("sim", "real"), /, **fields: str
 ) -> EventKind:
-    """Declare a kind: ``field="type: meaning"``. Users' packages may declare kinds of their own, always component ones.
+    """Declare a kind of a user's package: ``field="type: meaning"``. Such a kind is always a *component* one.
 
     Raises:
-        ValueError: the name is taken by another declaration, or a type is unknown.
+        ValueError: the name is taken by another declaration, a type is unknown, or the observer is ``world``.
     """
+    if observer == "world":
+        raise ValueError(f"event kind {name!r}: only this package declares world kinds; declare it as a component kind")
+    return _declare(name, observer, doc, worlds, **fields)
+
+
+def _declare(
+    name: str, observer: Observer, doc: str, worlds: tuple[str, ...] = ("sim", "real"), /, **fields: str
+) -> EventKind:
     table: dict[str, tuple[str, str]] = {}
     for field, text in fields.items():
         type_, _, meaning = text.partition(":")
@@ -218,110 +226,113 @@ def decode(line: str | bytes) -> Event:
 
 
 def schema() -> Iterator[EventKind]:
-    """All declared kinds, by name."""
-    for name in sorted(KINDS):
+    """The kinds of the table below, by name, without those that users' packages have declared."""
+    for name in sorted(_TABLE):
         yield KINDS[name]
 
 
 # --- the run ---
-declare("run.started", "world", "First event. What judges need to know of the run.",
+_declare("run.started", "world", "First event. What judges need to know of the run.",
         scenario="str: name", seed="int: seed", world="str: sim or real",
         clock_error_ns="int: bound on the difference of two processes' clocks; 0 in sim",
         schema="int: version of this table")
-declare("run.finished", "world", "Last event of a run that ended by itself.",
+_declare("run.finished", "world", "Last event of a run that ended by itself.",
         reason="str: completed, deadlock, livelock, time_limit or crash", detail="str: report, empty when completed",
         events="int: events recorded before this one")
-declare("run.step", "world", "A scenario step fired.",
+_declare("run.step", "world", "A scenario step fired.",
         step="int: index in the file", do="str: verb", asked_ns="int?: asked time, None for event-triggered steps",
         trigger="str?: id of the triggering event")
-declare("run.healed", "world", "The last fault is healed: from here everything must converge.", faults="int: faults injected")
-declare("run.wait", "world", "One edge of the who-waits-for-whom report of a deadlock.",
+_declare("run.healed", "world", "The last fault is healed: from here everything must converge.", faults="int: faults injected")
+_declare("run.wait", "world", "One edge of the who-waits-for-whom report of a deadlock.",
         waiter="str: task", waits_for="str: what", should_wake="str: who holds it or should have answered")
-declare("run.anomaly", "world", "Something asyncio would only have logged: fails an invariant.",
+_declare("run.anomaly", "world", "Something asyncio would only have logged: fails an invariant.",
         what="str: never_awaited, unretrieved, unfinished_generator, loop_exception, refused_call", detail="str: text")
 
 # --- processes ---
-declare("actor.spawned", "world", "A process started.", cls="str: class", node="str: node", role="str: actor, engine or driver")
-declare("actor.died", "world", "A process ended.", reason="str: killed, crashed, node_lost, exited", detail="str: error text")
-declare("actor.stopped", "world", "SIGSTOP reached a process.")
-declare("actor.continued", "world", "SIGCONT reached a process.")
-declare("actor.death_noticed", "world", "Callers learn of a death.", target="str: name", target_inc="int: incarnation")
-declare("call.sent", "world", "A call left its caller.",
-        call="int: run-unique number", target="str: callee", target_inc="int: incarnation", method="str: method")
-declare("call.done", "world", "A call ended at its caller.",
+_declare("actor.spawned", "world", "A process started.", cls="str: class", node="str: node", role="str: actor, engine or driver")
+_declare("actor.died", "world", "A process ended.", reason="str: killed, crashed, node_lost, exited", detail="str: error text")
+_declare("actor.stopped", "world", "SIGSTOP reached a process.")
+_declare("actor.continued", "world", "SIGCONT reached a process.")
+_declare("actor.death_noticed", "world", "Callers learn of a death.", target="str: name", target_inc="int: incarnation")
+_declare("call.sent", "world", "A call left its caller.",
+        call="int: run-unique number", target="str: callee, as addressed", target_inc="int: its incarnation, as addressed",
+        method="str: method or route")
+_declare("call.done", "world", "A call ended at its caller.",
         call="int: number", outcome="str: done, not_done, unknown", error="str: class of the error, empty when done")
-declare("call.fate", "world", "The network did something to a message of a call.",
+_declare("call.fate", "world", "The network did something to a message of a call.",
         call="int: number", fate="str: request_lost, reply_lost, delayed, duplicated, held, connect_timeout, read_timeout",
         source="str: from", target="str: to")
 
 # --- requests, as the client at the edge sees them ---
-declare("request.sent", "world", "A client sent a generation request.",
+_declare("request.sent", "world", "A client sent a generation request.",
         request="str: id", prompt_tokens="int: count", max_new_tokens="int: count", idempotent="bool: may be replayed")
-declare("request.done", "world", "The client has its answer, or gave up.",
+_declare("request.done", "world", "The client has its answer, or gave up.",
         request="str: id", outcome="str: done, not_done, unknown", status="int: HTTP-like status, 0 without an answer",
         error="str: class of the error", completion_tokens="int: count", version="str: version the engine answered with",
         replica="str: engine that answered", replica_inc="int: its incarnation", attempts="int: sends to a replica")
 
 # --- engines, as their proxy sees them ---
-declare("engine.started", "world", "An engine process started.", port="int: port", profile="str: profile", version="str: version")
-declare("engine.ready", "world", "The engine answers /ready with 200.", version="str: weight version", weight_hash="str: hash")
-declare("engine.accepted", "world", "A generation request reached the engine's scheduler.",
+_declare("engine.started", "world", "An engine process started.", port="int: port", profile="str: profile", version="str: version")
+_declare("engine.ready", "world", "The engine answers /ready with 200.", version="str: weight version", weight_hash="str: hash")
+_declare("engine.accepted", "world", "A generation request reached the engine's scheduler.",
         request="str: id", running="int: requests running", queued="int: requests queued")
-declare("engine.refused", "world", "The engine refused a request.", request="str: id", status="int: status", why="str: text")
-declare("engine.finished", "world", "The engine finished a request (whether or not anybody hears of it).",
+_declare("engine.refused", "world", "The engine refused a request.", request="str: id", status="int: status", why="str: text")
+_declare("engine.finished", "world", "The engine finished a request (whether or not anybody hears of it).",
         request="str: id", reason="str: length, stop, abort", completion_tokens="int: count", cached_tokens="int: count",
         stale_cached_tokens="int: cached tokens of another weight version",
         spans="json: [[version, start, end, weight_hash], ...] by output token")
-declare("engine.weights", "world", "Weights changed, or were asked to.",
+_declare("engine.weights", "world", "Weights changed, or were asked to.",
         version="str: version now served", weight_hash="str: truth", ok="bool: answer said success", detail="str: text",
         in_flight="int: requests in flight at the change")
-declare("engine.paused", "world", "pause_generation took effect.", mode="str: abort, retract, in_place")
-declare("engine.resumed", "world", "continue_generation took effect.")
-declare("engine.post", "world", "An admin POST reached the engine (once per delivery).",
+_declare("engine.paused", "world", "pause_generation took effect.", mode="str: abort, retract, in_place")
+_declare("engine.resumed", "world", "continue_generation took effect.")
+_declare("engine.post", "world", "An admin POST reached the engine (once per delivery).",
         route="str: route", status="int: answer, 0 when it comes later", delivery="str: id of the message")
 
 # --- storage, nodes, placement groups ---
-declare("storage.written", "world", "A file is whole in storage.", path="str: path", size="int: nominal bytes",
+_declare("storage.written", "world", "A file is whole in storage.", path="str: path", size="int: nominal bytes",
         sha256="str: of the content", fsync="bool: survives node loss", writer="str: who")
-declare("storage.torn", "world", "A write was cut short.", path="str: path", size="int: bytes kept", writer="str: who")
-declare("storage.renamed", "world", "A file or prefix got its final name.", old="str: path", new="str: path")
-declare("storage.read", "world", "A file was read to its end.", path="str: path", size="int: nominal bytes", reader="str: who",
+_declare("storage.torn", "world", "A write was cut short.", path="str: path", size="int: bytes kept", writer="str: who")
+_declare("storage.renamed", "world", "A file or prefix got its final name.", old="str: path", new="str: path")
+_declare("storage.read", "world", "A file was read to its end.", path="str: path", size="int: nominal bytes", reader="str: who",
         sha256="str: of the content read")
-declare("storage.failed", "world", "A storage call failed.", path="str: path", op="str: write, read, ...", error="str: class")
-declare("node.lost", "world", "A node was lost or declared dead.", node="str: node", zombie="bool: its processes still act")
-declare("node.restored", "world", "A node is back, empty.", node="str: node")
-declare("placement.state", "world", "A placement group changed state.", group="str: id", state="str: PENDING, CREATED, REMOVED",
+_declare("storage.failed", "world", "A storage call failed.", path="str: path", op="str: write, read, ...", error="str: class")
+_declare("node.lost", "world", "A node was lost or declared dead.", node="str: node", zombie="bool: its processes still act")
+_declare("node.restored", "world", "A node is back, empty.", node="str: node")
+_declare("placement.state", "world", "A placement group changed state.", group="str: id", state="str: PENDING, CREATED, REMOVED",
         owner="str: who asked")
 
 # --- faults ---
-declare("fault.injected", "world", "A fault began.", fault="int: number in this run", name="str: fault name",
+_declare("fault.injected", "world", "A fault began.", fault="int: number in this run", name="str: fault name",
         target="str: what", params="json: parameters", must_hit="json: what it must meet", observed="json: what it met at once")
-declare("fault.hit", "world", "A fault met something (a message lost, a write torn, ...).",
+_declare("fault.hit", "world", "A fault met something (a message lost, a write torn, ...).",
         fault="int: number", what="str: what it met", count="int: hits so far")
-declare("fault.healed", "world", "A fault ended.", fault="int: number", name="str: fault name", target="str: what",
+_declare("fault.healed", "world", "A fault ended.", fault="int: number", name="str: fault name", target="str: what",
         hits="int: hits in all", satisfied="bool: must_hit was met")
 
 # --- leaks, found at the end ---
-declare("leak.found", "world", "Something is still held after the run's shutdown.", what="str: kind of thing", detail="str: which")
+_declare("leak.found", "world", "Something is still held after the run's shutdown.", what="str: kind of thing", detail="str: which")
 
 # --- claims of components: gateway, health, recovery, admin, checkpoint ---------------------------------------------------
-declare("gateway.picked", "component", "A replica was picked and counted.", request="str: id", replica="str: engine",
+_declare("gateway.picked", "component", "A replica was picked and counted.", request="str: id", replica="str: engine",
         replica_inc="int: incarnation", in_flight="int: its count after")
-declare("gateway.moved", "component", "A retry moved the count.", request="str: id", replica="str: new", replica_inc="int: new",
+_declare("gateway.moved", "component", "A retry moved the count.", request="str: id", replica="str: new", replica_inc="int: new",
         old="str: old engine", old_inc="int: old incarnation", why="str: error class")
-declare("gateway.released", "component", "The count was given back.", request="str: id", replica="str: engine",
+_declare("gateway.released", "component", "The count was given back.", request="str: id", replica="str: engine",
         replica_inc="int: incarnation", in_flight="int: its count after", ok="bool: the call succeeded")
-declare("gateway.routable", "component", "A replica entered the pick set.", replica="str: engine", replica_inc="int: incarnation")
-declare("gateway.unroutable", "component", "A replica left the pick set.", replica="str: engine", replica_inc="int: incarnation",
+_declare("gateway.routable", "component", "A replica entered the pick set.", replica="str: engine", replica_inc="int: incarnation")
+_declare("gateway.unroutable", "component", "A replica left the pick set.", replica="str: engine", replica_inc="int: incarnation",
         why="str: reason")
-declare("health.changed", "component", "The prober changed its mind on a replica.", replica="str: engine",
+_declare("health.changed", "component", "The prober changed its mind on a replica.", replica="str: engine",
         replica_inc="int: incarnation", healthy="bool: verdict", failures="int: consecutive failures", why="str: text")
-declare("recovery.began", "component", "Recovery of a replica began.", replica="str: engine", replica_inc="int: dead incarnation",
+_declare("recovery.began", "component", "Recovery of a replica began.", replica="str: engine", replica_inc="int: dead incarnation",
         why="str: reason")
-declare("recovery.step", "component", "Recovery reached a stage.", replica="str: engine", replica_inc="int: new incarnation",
-        stage="str: launched, ready, loaded, validated, published, retry", detail="str: text")
-declare("admin.attempt", "component", "One attempt of an admin POST.", operation="str: id", route="str: route", target="str: engine",
+_declare("recovery.step", "component", "Recovery reached a stage.", replica="str: engine", replica_inc="int: new incarnation",
+        stage="str: launched, ready, loaded, validated, published, retry, gave_up", detail="str: text")
+_declare("admin.attempt", "component", "One attempt of an admin POST.", operation="str: id", route="str: route", target="str: engine",
         attempt="int: 1-based", outcome="str: done, not_done, unknown", error="str: class, empty when done")
-declare("export.published", "component", "An export is complete and named.", version="str: version", path="str: path",
+_declare("export.published", "component", "An export is complete and named.", version="str: version", path="str: path",
         weight_hash="str: hash")
-declare("export.rejected", "component", "A loader found an export broken.", path="str: path", why="str: text", reader="str: who")
+_declare("export.rejected", "component", "A loader found an export broken.", path="str: path", why="str: text", reader="str: who")
+
+_TABLE = tuple(KINDS)

@@ -74,7 +74,8 @@ class EngineClientPort:
             server = self._shared.listener(address.host, address.port)
             if server is None:
                 raise ConnectionRefused(f"{route}: nobody listens at {address.host}:{address.port}")
-        return Exchange(self._shared.network, self._process, self._loop, server, route, body, background.get())
+        network = self._shared.network
+        return Exchange(network, self._process, self._loop, address, server, route, body, background.get())
 
     async def _call(
         self, route: str, body: Any, size: int, connect_timeout_s: float | None, read_timeout_s: float | None

@@ -23,6 +23,7 @@ from sim.network import CONTROL, REPLY, REQUEST, Network
 from sim.timings import ns
 
 if TYPE_CHECKING:
+    from protocol.messages import EngineAddress
     from sim.clock import Entry
     from sim.loop import ActorLoop
     from sim.world import Process
@@ -42,15 +43,26 @@ class Server(Protocol):
 
 
 class Exchange:
-    """One request and its answer. ``future`` (on the caller's loop) gets the payload or the error."""
+    """One request and its answer. ``future`` (on the caller's loop) gets the payload or the error.
+
+    ``address`` is whom the caller means, as evidence has it; ``server`` is who listens there now.
+    """
 
     __slots__ = (
-        "network", "number", "method", "http", "background", "sent_id", "lc", "body", "caller", "loop", "server",
-        "future", "state", "received_ns", "on_item", "_connect", "_connect_ns", "_read",
+        "network", "number", "method", "http", "background", "sent_id", "lc", "body", "caller", "loop", "address",
+        "server", "future", "state", "received_ns", "on_item", "_connect", "_connect_ns", "_read",
     )  # fmt: skip
 
     def __init__(
-        self, network: Network, caller: Process, loop: ActorLoop, server: Any, route: str, body: Any, background: bool
+        self,
+        network: Network,
+        caller: Process,
+        loop: ActorLoop,
+        address: EngineAddress,
+        server: Any,
+        route: str,
+        body: Any,
+        background: bool,
     ) -> None:
         self.network = network
         self.number = network.next_number()
@@ -62,6 +74,7 @@ class Exchange:
         self.body = body
         self.caller = caller
         self.loop = loop
+        self.address = address
         self.server = server
         self.future: asyncio.Future[Any] = loop.create_future()
         self.state = CONNECTING
@@ -76,12 +89,12 @@ class Exchange:
     def open(self, size: int, connect_timeout_s: float | None, read_timeout_s: float | None) -> asyncio.Future[Any]:
         """Send the request. Times in seconds; None: the operating system's connect time-out, no read time-out."""
         world = self.network.world
-        server = self.server
+        address = self.address
         event = world.record(
             self.caller,
             "call.sent",
             None,
-            {"call": self.number, "target": server.name, "target_inc": server.incarnation, "method": self.method},
+            {"call": self.number, "target": address.name, "target_inc": address.incarnation, "method": self.method},
         )
         if event is None:
             return self.future  # a dead caller: the future stays pending for ever, and nobody is there to see it

@@ -6,7 +6,6 @@ from typing import Any
 
 from analysis.checks.base import Check, Handler, shown
 from analysis.checks.ledger import Ledger, Process
-from analysis.checks.shadow import PROBE_PREFIX
 from protocol.evidence import Event
 
 Weights = tuple[str, str]  # version, hash
@@ -156,31 +155,57 @@ class NoStalePrefix(Check):
 
 
 class NoRouteBeforeHealth(Check):
-    """No request but a probe reaches an engine process before it has reported ready."""
+    """Nobody sends a generation to an engine process before that process has reported ready.
+
+    The process is the one that the sender means: who still believes in the one before it, at an address that is used
+    again, has done nothing wrong.
+    """
 
     name = "no_route_before_health"
-    expected = "the first routed request of each engine process follows its readiness"
-    needs = ("engine.accepted",)
+    expected = "the first generation sent to each engine process follows its readiness"
+    needs = ("engine.started",)
 
     def __init__(self, ledger: Ledger) -> None:
         super().__init__(ledger)
         self._ready: dict[str, int] = {}  # name -> newest ready incarnation
+        self._early: dict[Process, Event] = {}  # engine process not ready yet -> the first send to it
 
     def handlers(self) -> dict[str, Handler]:
-        return {"engine.ready": self._on_ready, "engine.accepted": self._on_accepted}
+        return {"call.sent": self._on_sent, "engine.ready": self._on_ready}
+
+    def _on_sent(self, event: Event) -> None:
+        data = event.data
+        if data["method"] == "/generate":
+            self.judged += 1
+            if self._ready.get(data["target"], -1) < data["target_inc"]:
+                self._early.setdefault((data["target"], data["target_inc"]), event)
 
     def _on_ready(self, event: Event) -> None:
         self._ready[event.actor] = max(event.inc, self._ready.get(event.actor, event.inc))
+        sent = self._early.pop((event.actor, event.inc), None)
+        if sent is None:
+            return
+        relation = self.ledger.order.compare(sent, event)
+        if relation == "before":
+            self.violation(f"{_generation(sent)} before it was ready", sent.seq, event.seq)
+        elif relation == "unordered":
+            text = f"{_generation(sent)} before it was ready, or after: the clocks cannot tell"
+            self.doubt(text, sent.seq, event.seq)
 
-    def _on_accepted(self, event: Event) -> None:
-        self.judged += 1
-        if self._ready.get(event.actor, -1) < event.inc and not event.data["request"].startswith(PROBE_PREFIX):
-            self.violation(
-                f"request {event.data['request']} reached {event.actor}/{event.inc} before it was ready", event.seq
-            )
+    def conclude(self) -> None:
+        for sent in self._early.values():
+            if self.ledger.finished is None:
+                self.doubt(f"{_generation(sent)}, of whose readiness the evidence has nothing", sent.seq)
+            else:
+                self.violation(f"{_generation(sent)}, which was never ready", sent.seq)
 
     def observed(self) -> str:
-        return f"{self.violations} of {self.judged} requests came too early"
+        return f"{self.judged} generations sent, {self.violations} engine processes got one too early"
+
+
+def _generation(sent: Event) -> str:
+    data = sent.data
+    return f"{sent.actor}/{sent.inc} sent a generation (call {data['call']}) to {data['target']}/{data['target_inc']}"
 
 
 class LoadedExportIsWhole(Check):

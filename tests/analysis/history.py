@@ -73,8 +73,8 @@ class History:
             **fields,
         )
 
-    def ready(self, at: str = "e0/1", version: str = "1") -> Event:
-        return self("engine.ready", at=at, version=version, weight_hash=f"hash-{version}")
+    def ready(self, at: str = "e0/1", version: str = "1", ms: int | None = None) -> Event:
+        return self("engine.ready", at=at, ms=ms, version=version, weight_hash=f"hash-{version}")
 
     def served(self, request: str = "r1", at: str = "e0/1") -> None:
         """A request that goes well."""

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
+from protocol.evidence import Event
 from tests.analysis.history import History
 
 
@@ -119,30 +122,63 @@ def test_stale_prefix() -> None:
 
 
 # --- no_route_before_health
+def generation(h: History, call: int, to: str = "e0/1", at: str = "gateway/1", **fields: Any) -> Event:
+    name, _, inc = to.rpartition("/")
+    return h("call.sent", at=at, call=call, target=name, target_inc=int(inc), method="/generate", **fields)
+
+
 def test_route_before_health_fails() -> None:
     h = History()
-    early = h.accepted("r1")
-    h.ready()
+    h("engine.started", at="e0/1")
+    h("call.sent", at="gateway/1", call=1, target="e0", target_inc=1, method="/ready")
+    early = generation(h, 2)
+    ready = h.ready()
+    generation(h, 3)
     row = h.end().judged("no_route_before_health")
-    assert (row.result, row.witness) == ("fail", (early.seq,))
+    assert (row.result, row.witness, row.judged) == ("fail", (early.seq, ready.seq), 2)
+    assert "gateway/1 sent a generation (call 2) to e0/1 before it was ready" in row.explain
 
 
-def test_a_new_process_must_become_ready_itself() -> None:
-    h = history()
-    h("actor.died", at="e0/1", reason="killed")
-    h.accepted("r1", at="e0/2")
-    assert h.end().judged("no_route_before_health").result == "fail"
-
-
-def test_probes_may_come_before_readiness() -> None:
+def test_route_after_health_passes() -> None:
     h = History()
-    h.accepted("probe-1")
+    h("engine.started", at="e0/1")
     h.ready()
-    h.accepted("r1")
+    generation(h, 1)
     assert h.end().judged("no_route_before_health").result == "pass"
 
 
-def test_nothing_accepted_is_inconclusive() -> None:
+def test_a_process_that_never_becomes_ready_may_get_nothing() -> None:
+    h = History()
+    h("engine.started", at="e0/1")
+    early = generation(h, 1)
+    row = h.judged("no_route_before_health")
+    assert (row.result, row.witness) == ("inconclusive", (early.seq,)), "the evidence has no end"
+    assert h.end().judged("no_route_before_health").result == "fail"
+
+
+def test_who_means_the_process_before_at_the_same_address_has_done_nothing_wrong() -> None:
+    h = history()
+    h("engine.started", at="e0/1")
+    h("actor.died", at="e0/1", reason="killed")
+    h("engine.started", at="e0/2")
+    generation(h, 1, to="e0/1")
+    assert h.end().judged("no_route_before_health").result == "pass"
+    early = generation(h, 2, to="e0/2")
+    ready = h.ready(at="e0/2")
+    row = h.judged("no_route_before_health")
+    assert (row.result, row.witness) == ("fail", (early.seq, ready.seq))
+
+
+@pytest.mark.parametrize(("gap_ms", "result"), [(1, "inconclusive"), (9, "fail")])
+def test_clocks_may_leave_it_open_whether_a_route_came_before_health(gap_ms: int, result: str) -> None:
+    h = History(clock_error_ms=5)
+    h("engine.started", at="e0/1")
+    generation(h, 1, ms=10)
+    h.ready(ms=10 + gap_ms)
+    assert h.end().judged("no_route_before_health").result == result
+
+
+def test_no_generation_is_inconclusive() -> None:
     assert history().end().judged("no_route_before_health").result == "inconclusive"
 
 

@@ -435,7 +435,7 @@ def test_plots_shade_the_faults(passing: RunDir) -> None:
 # --- schema
 def test_the_schema_page_is_current_and_complete() -> None:
     page = schema_page()
-    assert all(f"### `{name}`" in page for name in KINDS)
+    assert all(f"### `{name}`" in page for name in KINDS if not name.startswith("test."))
     assert (ROOT / "docs" / "evidence.md").read_text() == page, "run python -m analysis schema"
 
 

@@ -89,5 +89,5 @@ MUTANTS = (
     _recovery("two recoveries at once", "scaling 9", RecoversTwice, "restart_with_export", "occurs"),
     _recovery("no fence", "scaling 3", DoesNotFence, "wedged", "reached"),
     _recovery("published before its weights", "scaling 4", PublishesBeforeLoading, "restart_serves_export", "occurs"),
-    _recovery("route before health", "scaling 4", PublishesBeforeReady, "wedged_and_refused", "occurs"),
+    _recovery("route before health", "scaling 4", PublishesBeforeReady, "wedged", "no_route_before_health"),
 )
