@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from analysis.acceptance import acceptance_schema
-from protocol.evidence import KINDS
+from protocol.evidence import schema as event_kinds
 from scenarios.faults import FAULTS, VERBS
-from scenarios.schema import SELECTORS, ScenarioModel
+from scenarios.schema import ScenarioModel
+from scenarios.steps import SELECTORS
 
 
 def scenario_schema() -> dict[str, Any]:
@@ -25,7 +26,7 @@ def scenario_schema() -> dict[str, Any]:
         }
         for name, model in {**FAULTS, **VERBS}.items()
     ]
-    definitions["WhenModel"]["properties"]["event"]["enum"] = sorted(KINDS)
+    definitions["WhenModel"]["properties"]["event"]["enum"] = [kind.name for kind in event_kinds()]
     target = definitions["TargetModel"]
     short = {"type": "string", "description": f"A selector ({', '.join(SELECTORS)}) or the name of a process."}
     definitions["TargetModel"] = {"anyOf": [short, target]}

@@ -11,6 +11,7 @@ import collections
 import importlib.util
 import os
 import pathlib
+import signal
 from collections.abc import Callable
 
 import pytest
@@ -62,6 +63,9 @@ def required() -> frozenset[str]:
 
 def pytest_configure(config: pytest.Config) -> None:
     required()  # a misspelt name stops the run here, not at the first test
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        # So a shell starts jobs in the background, and children would inherit it; tests interrupt their children.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
