@@ -33,8 +33,15 @@ class Criterion(Check, Generic[P]):
 
     @property
     def label(self) -> str:
-        said = ", ".join(f"{key}={value}" for key, value in self.parameters.model_dump(exclude_defaults=True).items())
+        given = self.parameters.model_dump(exclude_defaults=True)
+        said = ", ".join(f"{key}={_as_in_yaml(value)}" for key, value in given.items())
         return f"{self.name}({said})" if said else self.name
+
+
+def _as_in_yaml(value: object) -> str:
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key}: {_as_in_yaml(one)}" for key, one in value.items()) + "}"
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 class Fraction(Parameters):
