@@ -15,7 +15,7 @@ import click
 from analysis.errors import BadInput
 from scenarios.console import Shell
 from scenarios.load import Scenario, catalog, load
-from scenarios.runner import default_directory, look_through_traces, preflight, repeat_command, run_in_sim
+from scenarios.runner import default_directory, preflight, repeat_command, run_in_sim
 
 INCONCLUSIVE = 3
 
@@ -56,10 +56,10 @@ def show(scenario: str, changes: tuple[str, ...]) -> None:
 @_SETS
 @_JSON
 def validate(file: str, changes: tuple[str, ...], as_json: bool) -> None:
-    """Check a scenario file, and its traces to the last row."""
+    """Check a scenario file: its keys, its engine profiles, and its traces to the last row."""
     shell = Shell(as_json)
     scenario = load(file, changes)
-    traces = look_through_traces(scenario)
+    traces = preflight(scenario, "sim")
     for trace in traces:
         passed = f", {trace.zero_output} rows without output tokens passed over" if trace.zero_output else ""
         shell.say(f"{trace.file}: {trace.requests} requests over {trace.last_s:.1f} s{passed}")

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 UNITS = ("_s", "_ns", "_ms", "_us", "_per_s", "_bytes", "_gb", "_mb", "_tokens", "_percent")
@@ -70,6 +70,10 @@ def exactly_one(model: BaseModel, names: Iterable[str], what: str) -> str:
     return given[0]
 
 
+_LONGEST_S = 1e9
+"""Some thirty years: beyond, a time is a slip of the pen, and nanoseconds leave the range of a float."""
+_MOST = 10**12
+_E_WITHOUT_POINT = re.compile(r"([-+]?\d+)(\.\d*)?[eE]([-+]?)(\d+)")
 _WITH_UNIT = re.compile(r"\s*[-+]?\d+(\.\d*)?\s*(ns|us|ms|s|sec|m|min|h|%|gb|mb|kb|b)\s*", re.IGNORECASE)
 
 
@@ -79,16 +83,52 @@ def _plain_number(value: Any) -> Any:
             "unit_in_value", "{value} carries a unit; the unit is in the key's name, write the number alone",
             {"value": repr(value)},
         )  # fmt: skip
+    if isinstance(value, str) and (found := _E_WITHOUT_POINT.fullmatch(value)):
+        whole, point, sign, exponent = found.groups()
+        raise PydanticCustomError(
+            "number_as_text", "{value} is text in YAML; write {fix}",
+            {"value": repr(value), "fix": f"{whole}{point or '.0'}e{sign or '+'}{exponent}"},
+        )  # fmt: skip
     if isinstance(value, float) and not math.isfinite(value):
         raise PydanticCustomError("not_finite", "{value} is not finite; write a number", {"value": repr(value)})
     return value
 
 
 _Number = BeforeValidator(_plain_number)
-Seconds = Annotated[float, _Number, Field(ge=0)]
-SomeSeconds = Annotated[float, _Number, Field(gt=0)]
-Positive = Annotated[float, _Number, Field(gt=0)]
-NotNegative = Annotated[float, _Number, Field(ge=0)]
+Seconds = Annotated[float, _Number, Field(ge=0, le=_LONGEST_S)]
+SomeSeconds = Annotated[float, _Number, Field(gt=0, le=_LONGEST_S)]
+Positive = Annotated[float, _Number, Field(gt=0, le=_MOST)]
+NotNegative = Annotated[float, _Number, Field(ge=0, le=_MOST)]
+Bandwidth = Annotated[float, _Number, Field(ge=1, le=_MOST)]
+Rate = Annotated[float, _Number, Field(gt=0, le=10**6)]
+Tokens = Annotated[float, _Number, Field(ge=1, le=2**31 - 1)]
 Fraction01 = Annotated[float, _Number, Field(ge=0, le=1)]
-Count = Annotated[int, _Number, Field(ge=1)]
-CountOrZero = Annotated[int, _Number, Field(ge=0)]
+Count = Annotated[int, _Number, Field(ge=1, le=_MOST)]
+CountOrZero = Annotated[int, _Number, Field(ge=0, le=_MOST)]
+Crowd = Annotated[int, _Number, Field(ge=1, le=10**6)]
+"""How many of what the simulated world keeps one by one: nodes, replicas, clients, sessions, shards."""
+TokenCount = Annotated[int, _Number, Field(ge=1, le=2**31 - 1)]
+
+
+def check_known(word: str, known: Any, what: str) -> str:
+    """``word`` if it is one of ``known``; raises PydanticCustomError with a suggestion otherwise."""
+    if word not in known:
+        raise PydanticCustomError(
+            "unknown_word", "unknown {what} {word}{fix}",
+            {"what": what, "word": repr(word), "fix": did_you_mean(word, known)},
+        )  # fmt: skip
+    return word
+
+
+_NAME = re.compile(r"[a-z][a-z0-9_-]{0,63}")
+
+
+def _check_name(value: str) -> str:
+    if not _NAME.fullmatch(value):
+        raise PydanticCustomError(
+            "name", "{value} is no name; use a-z, 0-9, '_' and '-', a letter first, at most 64", {"value": repr(value)}
+        )
+    return value
+
+
+Name = Annotated[str, AfterValidator(_check_name)]

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol
 
 from protocol.evidence import Event
 from scenarios.load import Scenario
-from scenarios.schema import SELECTORS, StepModel, TargetModel
+from scenarios.steps import SELECTORS, StepModel, TargetModel
 
 NS = 1_000_000_000
 

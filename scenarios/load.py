@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import importlib
+import os
 import pathlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import yaml
@@ -15,7 +16,8 @@ from pydantic import ValidationError
 from analysis.acceptance import parse_criterion
 from analysis.errors import BadInput
 from scenarios.fields import did_you_mean
-from scenarios.schema import SELECTORS, ScenarioModel, StepModel, WorkloadModel
+from scenarios.schema import ScenarioModel, WorkloadModel
+from scenarios.steps import SELECTORS, StepModel
 from scenarios.yaml_tree import YamlTree
 
 HERE = pathlib.Path(__file__).resolve().parent
@@ -31,6 +33,8 @@ class Scenario:
     text: str
     source: str
     folder: pathlib.Path
+    place: Callable[[Sequence[str | int]], str] = dataclasses.field(compare=False, repr=False)
+    """``file:line: key`` of a path of keys: how an error begins."""
 
     @property
     def name(self) -> str:
@@ -43,7 +47,7 @@ class Scenario:
     def trace_path(self, file: str) -> pathlib.Path:
         """Where a trace lies: an absolute path, beside the scenario file, or shipped with the package."""
         for folder in (self.folder, TRACES):
-            if (folder / file).is_file():
+            if os.path.isfile(folder / file):  # pathlib's raises where a name is too long
                 return folder / file
         return self.folder / file
 
@@ -59,13 +63,13 @@ def find(name_or_file: str) -> pathlib.Path:
     Raises:
         BadInput: no scenario of the catalog has the name, and no file either.
     """
-    shipped = CATALOG / f"{name_or_file}.yaml"
-    if "/" not in name_or_file and shipped.is_file():
-        return shipped
+    shipped = {path.stem: path for path in catalog()}
+    if name_or_file in shipped:
+        return shipped[name_or_file]
     path = pathlib.Path(name_or_file)
     if path.suffix in (".yaml", ".yml") or "/" in name_or_file:
         return path
-    names = [path.stem for path in catalog()]
+    names = list(shipped)
     raise BadInput(f"unknown scenario {name_or_file!r}{did_you_mean(name_or_file, names)}; or name a .yaml file")
 
 
@@ -104,7 +108,7 @@ def parse(text: str, source: str, folder: pathlib.Path, changes: Sequence[str] =
         model = ScenarioModel.model_validate(tree.data)
     except ValidationError as error:
         raise BadInput(_explain(error, places)) from error
-    scenario = Scenario(model, text, source, folder)
+    scenario = Scenario(model, text, source, folder, places.name)
     _check(scenario, places)
     return scenario
 
@@ -145,11 +149,16 @@ def _explain(error: ValidationError, places: _Places) -> str:
         message = "must be a mapping of keys"
     else:
         message = message.replace("Input should be", "must be")
-    shown = "" if isinstance(given, dict | list) or kind in _SAID else f" (given: {given!r})"
+    shown = "" if isinstance(given, dict | list) or kind in _SAID else f" (given: {_short(given)})"
     return f"{places.of(path)}: {dotted(path) or 'scenario'}: {message}{shown}"
 
 
-_SAID = ("unknown_word", "name", "component", "unit_in_value", "not_finite", "exactly_one")
+_SAID = ("unknown_word", "name", "component", "unit_in_value", "number_as_text", "not_finite", "exactly_one")
+
+
+def _short(value: object) -> str:
+    shown = repr(value)
+    return shown if len(shown) <= 80 else f"{shown[:77]}..."
 
 
 def dotted(path: Sequence[str | int]) -> str:
@@ -201,6 +210,9 @@ def load_class(target: str, place: str) -> type:
         module = importlib.import_module(module_name)
     except ImportError as error:
         raise BadInput(f"{place}: cannot import {module_name!r} ({error}); install it or set PYTHONPATH") from error
+    except (Exception, SystemExit) as error:  # it is the user's: its import may do anything
+        what = f"{type(error).__name__}: {error}"
+        raise BadInput(f"{place}: importing {module_name!r} failed ({what}); correct the module") from error
     found = getattr(module, name, None)
     if not isinstance(found, type):
         raise BadInput(f"{place}: {module_name} has no class {name!r}")
@@ -217,7 +229,7 @@ def _check_trace(scenario: Scenario, workload: WorkloadModel, path: tuple[str | 
     if workload.trace is None:
         return
     found = scenario.trace_path(workload.trace.file)
-    if not found.is_file():
+    if not os.path.isfile(found):
         shipped = ", ".join(path.name for path in sorted(TRACES.iterdir()))
         raise BadInput(
             f"{places.name(path)}: no trace at {found}; give a path from the scenario's folder, or one of those "
@@ -238,7 +250,7 @@ def _check_step(model: ScenarioModel, step: StepModel, path: tuple[str | int, ..
         if first["type"] == "missing":
             raise BadInput(f"{places.of(path)}: {dotted(inner)}: the key is missing; '{step.do}' needs it") from error
         message = str(first["msg"]).replace("Input should be", "must be")
-        raise BadInput(f"{places.name(inner)}: {message} (given: {first.get('input')!r})") from error
+        raise BadInput(f"{places.name(inner)}: {message} (given: {_short(first.get('input'))})") from error
     services = list(model.topology.services)
     named = getattr(parameters, "service", None)
     if step.fault is None and hasattr(parameters, "service"):
@@ -297,20 +309,18 @@ def process_names(model: ScenarioModel) -> list[str]:
 
 def _set(data: dict[str, Any], change: str) -> tuple[str | int, ...]:
     key, equals, value_text = change.partition("=")
-    if not equals or not key.strip():
+    parts = key.strip().split(".")
+    if not equals or not all(parts):
         raise BadInput(f"--set {change}: write it as key.inner=value")
-    try:
-        value = yaml.safe_load(value_text) if value_text.strip() else ""
-    except yaml.YAMLError as error:
-        raise BadInput(f"--set {change}: the value is no YAML; quote it") from error
+    value = YamlTree(value_text, f"--set {change}", mapping=False).data if value_text.strip() else ""
     path: list[str | int] = []
     node: Any = data
-    parts = key.strip().split(".")
     for number, part in enumerate(parts):
         last = number == len(parts) - 1
         if isinstance(node, list):
-            if not part.isdigit() or int(part) >= len(node):
-                raise BadInput(f"--set {change}: {dotted(path)} has items 0 to {len(node) - 1}, not {part!r}")
+            if not (part.isascii() and part.isdigit() and len(part) < 10 and int(part) < len(node)):
+                have = f"items 0 to {len(node) - 1}" if node else "no items"
+                raise BadInput(f"--set {change}: {dotted(path)} has {have}; {part!r} is none")
             step: str | int = int(part)
         elif isinstance(node, dict):
             step = part

@@ -77,29 +77,31 @@ def preflight(scenario: Scenario, backend: Backend) -> list[TraceFacts]:
     from sim.profiles import ProfileError, load_profile
 
     model = scenario.model
-    for step in model.fault_steps:
+    for number, step in enumerate(model.steps):
         if step.fault is not None and backend not in step.fault.worlds:
-            raise BadInput(f"{scenario.source}: the {backend} world cannot do the fault {step.do!r}")
+            place = scenario.place(("steps", number, "do"))
+            raise BadInput(f"{place}: the {backend} world cannot do the fault {step.do!r}")
     for name, service in model.topology.services.items():
-        place = f"{scenario.source}: topology.services.{name}"
+        at = ("topology", "services", name)
         try:
             profile = load_profile(service.engine)
         except ProfileError as error:
-            raise BadInput(f"{place}.engine: {error}") from error
+            raise BadInput(f"{scenario.place((*at, 'engine'))}: {error}") from error
         traces = [load.trace for load in model.workload if load.service == name and load.trace is not None]
         if profile.prefix_block_tokens != BLOCK_TOKENS and any(trace.format == "mooncake" for trace in traces):
             raise BadInput(
-                f"{place}.engine: {service.engine} caches blocks of {profile.prefix_block_tokens} tokens, Mooncake "
-                f"traces name blocks of {BLOCK_TOKENS}; take an engine profile whose prefix_block is {BLOCK_TOKENS}"
+                f"{scenario.place((*at, 'engine'))}: {service.engine} caches blocks of {profile.prefix_block_tokens} "
+                f"tokens, Mooncake traces name blocks of {BLOCK_TOKENS}; take an engine profile whose prefix_block is {BLOCK_TOKENS}"
             )
         if service.recovery.export_prefix != service.export.prefix:
             raise BadInput(
-                f"{place}: recovery.export_prefix ({service.recovery.export_prefix!r}) and export.prefix "
+                f"{scenario.place(at)}: recovery.export_prefix ({service.recovery.export_prefix!r}) and export.prefix "
                 f"({service.export.prefix!r}) differ; recovery would never find an export"
             )
     prefixes = [service.export.prefix for service in model.topology.services.values()]
     if len(set(prefixes)) < len(prefixes):
-        raise BadInput(f"{scenario.source}: topology.services: two services export under one prefix; set export.prefix")
+        place = scenario.place(("topology", "services"))
+        raise BadInput(f"{place}: two services export under one prefix; set export.prefix")
     return look_through_traces(scenario)
 
 

@@ -5,51 +5,31 @@ Units are in the names. ``scenarios/load.py`` reads a file into these models and
 
 from __future__ import annotations
 
-import re
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from protocol import config
-from protocol.evidence import KINDS
-from scenarios.faults import FAULTS, VERBS, FaultSpec
 from scenarios.fields import (
+    Bandwidth,
     Count,
     CountOrZero,
+    Crowd,
     Fraction01,
     NotNegative,
     Positive,
+    Rate,
     Seconds,
     SomeSeconds,
     SpecModel,
+    TokenCount,
+    Tokens,
     did_you_mean,
     exactly_one,
+    check_known,
 )
-
-_NAME = re.compile(r"[a-z][a-z0-9_-]{0,63}")
-
-
-def _check_name(value: str) -> str:
-    if not _NAME.fullmatch(value):
-        raise PydanticCustomError(
-            "name", "{value} is no name; use a-z, 0-9, '_' and '-', a letter first, at most 64", {"value": repr(value)}
-        )
-    return value
-
-
-Name = Annotated[str, AfterValidator(_check_name)]
-
-
-def check_known(word: str, known: Any, what: str) -> str:
-    """``word`` if it is one of ``known``; raises PydanticCustomError with a suggestion otherwise."""
-    if word not in known:
-        raise PydanticCustomError(
-            "unknown_word", "unknown {what} {word}{fix}",
-            {"what": what, "word": repr(word), "fix": did_you_mean(word, known)},
-        )  # fmt: skip
-    return word
-
+from scenarios.steps import StepModel
 
 # --- topology ---
 
@@ -72,7 +52,7 @@ def _check_components(value: dict[str, str]) -> dict[str, str]:
 class WeightsModel(SpecModel):
     """The weights that the trainer exports."""
 
-    shards: Count = 2
+    shards: Crowd = 2
     shard_gb: Positive = 0.6
     """Nominal size of a shard: what it costs to write and read."""
     version: str | None = None
@@ -82,10 +62,10 @@ class WeightsModel(SpecModel):
 class ServiceModel(SpecModel):
     """A group of replicas of one model behind gateways, with health probing and recovery."""
 
-    initial_replicas: Count
+    initial_replicas: Crowd
     engine: str
     """Engine profile (sim) or emulated engine."""
-    gateways: Count = 1
+    gateways: Crowd = 1
     """Gateway actors; each owns the replicas whose number leaves its own when divided by this."""
     gpus_per_replica: NotNegative = 1.0
     weights: WeightsModel = WeightsModel()
@@ -123,7 +103,7 @@ _CONFIGS: dict[str, type[config.ComponentConfig]] = {
 class TopologyModel(SpecModel):
     """Nodes, named ``node-0`` and so on, and the services on them."""
 
-    nodes: Count = 1
+    nodes: Crowd = 1
     gpus_per_node: CountOrZero = 8
     services: dict[Name, ServiceModel] = Field(min_length=1)
 
@@ -163,7 +143,7 @@ class NetworkModel(SpecModel):
 class StorageModel(SpecModel):
     """The shared storage."""
 
-    bandwidth_bytes_per_s: Positive = 2_000_000_000.0
+    bandwidth_bytes_per_s: Bandwidth = 2_000_000_000.0
 
 
 # --- workload ---
@@ -182,13 +162,13 @@ class TraceModel(SpecModel):
 
 
 class RateModel(SpecModel):
-    rate_per_s: Positive
+    rate_per_s: Rate
 
 
 class ClosedLoopModel(SpecModel):
     """Sessions that each send their next request when the one before is answered."""
 
-    sessions: Count
+    sessions: Crowd
     think_s: Seconds = 0.0
     """From an answer to the session's next request."""
     turns: Count | None = None
@@ -209,8 +189,8 @@ class ArrivalsModel(SpecModel):
 
 
 class UniformModel(SpecModel):
-    low: Count
-    high: Count
+    low: TokenCount
+    high: TokenCount
 
     @model_validator(mode="after")
     def _ordered(self) -> UniformModel:
@@ -222,9 +202,9 @@ class UniformModel(SpecModel):
 
 
 class LognormalModel(SpecModel):
-    median: Positive
-    p99: Positive
-    at_most: Count | None = None
+    median: Tokens
+    p99: Tokens
+    at_most: TokenCount | None = None
     """Draws above are cut to this."""
 
     @model_validator(mode="after")
@@ -239,7 +219,7 @@ class LognormalModel(SpecModel):
 class TokensModel(SpecModel):
     """How many tokens: exactly one of these."""
 
-    fixed: Count | None = None
+    fixed: TokenCount | None = None
     uniform: UniformModel | None = None
     lognormal: LognormalModel | None = None
 
@@ -261,7 +241,7 @@ class WorkloadModel(SpecModel):
     """Drawn arrivals end at this time."""
     requests: Count | None = None
     """Drawn arrivals end after this many."""
-    clients: Count = 1
+    clients: Crowd = 1
     """Client actors that share the arrivals and the gateways: client ``k`` talks to gateway ``k``, and in turn to every
     ``clients``-th after it; where there are fewer gateways than clients, to gateway ``k`` modulo their number."""
     ignore_eos: bool = True
@@ -293,147 +273,6 @@ class WorkloadModel(SpecModel):
                 "closed_requests", "'requests' does not go with a closed loop; give it 'turns'", {}
             )
         return self
-
-
-# --- steps ---
-
-
-class WhenModel(SpecModel):
-    """The event that fires a step."""
-
-    event: str
-    """An event kind (``docs/evidence.md``)."""
-    where: dict[str, str | int | float | bool] = {}
-    """Fields that must be equal; ``actor`` and ``inc`` may be named too."""
-    nth: Count = 1
-    from_s: Seconds = 0.0
-    """Events before this time do not count."""
-    phase: Literal["before", "after"] = "after"
-    """Before or after the effect of the event; every event is emitted before its effect."""
-
-    @model_validator(mode="after")
-    def _declared(self) -> WhenModel:
-        check_known(self.event, KINDS, "event kind")
-        fields = (*KINDS[self.event].fields, "actor", "inc")
-        for field in self.where:
-            check_known(field, fields, f"field of {self.event}")
-        return self
-
-
-SELECTORS = ("any_replica", "busiest_replica", "newest_replica", "oldest_replica", "replica_of_trigger")
-
-
-class LinkTarget(SpecModel):
-    """From whom to whom: a node, an actor, a replica, or a selector; ``*`` for any."""
-
-    source: str = Field("*", alias="from")
-    target: str = Field("*", alias="to")
-
-
-class TargetModel(SpecModel):
-    """What a fault befalls. A text is short for ``{process: text}``; selectors choose when the step fires."""
-
-    process: str | None = None
-    """A selector, the name of a replica (``genrm-3``) or of an actor (``gateway-genrm-0``)."""
-    service: Name | None = None
-    """Of which a selector chooses; needed where there are several."""
-    link: LinkTarget | None = None
-    node: str | None = None
-    """A node's name."""
-    path: str | None = None
-    """Storage faults: files under this prefix."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _short(cls, value: Any) -> Any:
-        return {"process": value} if isinstance(value, str) else value
-
-    @model_validator(mode="after")
-    def _one(self) -> TargetModel:
-        if sum(part is not None for part in (self.process, self.link, self.node, self.path)) != 1:
-            raise PydanticCustomError("target", "a target is exactly one of process, link, node, path", {})
-        return self
-
-
-class BoundModel(SpecModel):
-    at_least: CountOrZero = 1
-
-
-MEETS = ("in_flight", "hits", "processes")
-"""What ``must_hit`` can ask: requests in flight and processes at the injection, hits by the end."""
-
-
-class StepModel(SpecModel):
-    """Something that is done to the run: a fault or a verb, at a time or at an event."""
-
-    at_s: Seconds | None = None
-    when: WhenModel | None = None
-    after_s: Seconds = 0.0
-    """From the event to the step."""
-    do: str
-    with_: dict[str, Any] = Field({}, alias="with")
-    target: TargetModel | None = None
-    must_hit: dict[str, BoundModel] | None = None
-    """What the fault must meet, or the run is inconclusive; a default is in the fault's class."""
-    for_s: SomeSeconds | None = None
-    """How long the fault lasts."""
-
-    @field_validator("do")
-    @classmethod
-    def _known_verb(cls, value: str) -> str:
-        return check_known(value, (*FAULTS, *VERBS), "fault or verb")
-
-    @property
-    def fault(self) -> type[FaultSpec] | None:
-        return FAULTS.get(self.do)
-
-    def parameters(self) -> SpecModel:
-        """The checked content of ``with``."""
-        return (FAULTS.get(self.do) or VERBS[self.do]).model_validate(self.with_)
-
-    @model_validator(mode="after")
-    def _complete(self) -> StepModel:
-        exactly_one(self, ("at_s", "when"), "a step")
-        if self.after_s and self.when is None:
-            raise PydanticCustomError("after_s", "'after_s' goes with 'when'; use 'at_s' alone for a time", {})
-        fault = self.fault
-        if fault is None:
-            for name in ("target", "must_hit", "for_s"):
-                if getattr(self, name) is not None:
-                    raise PydanticCustomError(
-                        "not_a_fault", "'{name}' goes with a fault; '{do}' is none", {"name": name, "do": self.do}
-                    )
-        else:
-            self._check_fault(fault)
-        return self
-
-    def _check_fault(self, fault: type[FaultSpec]) -> None:
-        part = {"process": "process", "link": "link", "node": "node", "storage": "path"}.get(fault.target)
-        if part is None:
-            if self.target is not None:
-                raise PydanticCustomError("target", "'{do}' takes no target", {"do": self.do})
-        elif self.target is None:
-            if fault.target != "storage":
-                raise PydanticCustomError("target", "'{do}' needs a target ({part})", {"do": self.do, "part": part})
-        elif getattr(self.target, part) is None:
-            raise PydanticCustomError(
-                "target", "'{do}' befalls a {part}; the target names none", {"do": self.do, "part": part}
-            )
-        if fault.healing == "recovered":
-            if self.for_s is not None:
-                raise PydanticCustomError(
-                    "for_s", "'{do}' is not taken back, so it takes no 'for_s'; recovery brings the process back",
-                    {"do": self.do},
-                )  # fmt: skip
-        elif self.for_s is None and not (
-            fault.healing == "spent" and ("count" in self.with_ or self.do == "torn_export")
-        ):
-            raise PydanticCustomError(
-                "for_s", "'{do}' never ends; give it 'for_s'{count}",
-                {"do": self.do, "count": " or with: {count: N}" if fault.healing == "spent" else ""},
-            )  # fmt: skip
-        for name in self.must_hit or ():
-            check_known(name, MEETS, "thing to meet in must_hit")
 
 
 # --- the whole ---

@@ -12,6 +12,11 @@ from analysis.errors import BadInput
 
 Path = tuple[str | int, ...]
 
+# An alias repeats what it names, perhaps itself: without bounds a few lines of YAML fill the memory.
+_DEEPEST = 40
+_MOST_VALUES = 100_000
+_LONGEST_NUMBER = 64
+
 
 class YamlTree:
     """A parsed document and where its parts stand.
@@ -19,12 +24,14 @@ class YamlTree:
     Args:
         text: the document.
         source: what to call it in errors, usually the file's path.
+        mapping: whether it must be one.
 
     Raises:
-        BadInput: no YAML, no mapping, a key given twice, or a tag other than the plain ones; names the line.
+        BadInput: no YAML, no mapping, a key given twice, a tag other than the plain ones, or beyond the bounds of what
+            a person writes; names the line.
     """
 
-    def __init__(self, text: str, source: str) -> None:
+    def __init__(self, text: str, source: str, *, mapping: bool = True) -> None:
         self.source = source
         self._lines: dict[Path, int] = {}
         try:
@@ -35,11 +42,14 @@ class YamlTree:
             raise BadInput(f"{where}: no YAML: {error.problem or error.context}") from error
         except yaml.YAMLError as error:
             raise BadInput(f"{source}: no YAML: {str(error).splitlines()[0]}") from error
-        if not isinstance(root, MappingNode):
+        except RecursionError as error:
+            raise BadInput(f"{source}: nested too deeply; at most {_DEEPEST} levels") from error
+        if mapping and not isinstance(root, MappingNode):
             line = root.start_mark.line + 1 if root is not None else 1
             raise BadInput(f"{source}:{line}: a scenario is a mapping of keys (name: ..., topology: ...)")
         self._scalars = yaml.SafeLoader("")
-        self.data: dict[str, Any] = self._value(root, ())
+        self._values = 0
+        self.data: Any = None if root is None else self._value(root, ())
 
     def line(self, path: Sequence[str | int]) -> int | None:
         """The line of the key at ``path``, or of the nearest part of it that the document has; None for no document."""
@@ -72,6 +82,10 @@ class YamlTree:
         return tuple(at)
 
     def _value(self, node: Node, path: Path) -> Any:
+        self._values += 1
+        if len(path) > _DEEPEST or self._values > _MOST_VALUES:
+            what = f"nested too deeply; at most {_DEEPEST} levels" if len(path) > _DEEPEST else "too many values"
+            raise BadInput(f"{self._at(node)}: {what} (an alias that repeats itself?)")
         if isinstance(node, MappingNode):
             return self._mapping(node, path)
         if isinstance(node, SequenceNode):
@@ -81,24 +95,29 @@ class YamlTree:
                 items.append(self._value(child, (*path, number)))
             return items
         assert isinstance(node, ScalarNode)
+        shown = node.value if len(node.value) <= _LONGEST_NUMBER else f"{node.value[:_LONGEST_NUMBER]}..."
+        if shown != node.value and node.tag.endswith((":int", ":float")):
+            raise BadInput(f"{self._at(node)}: {shown} is too long a number")
         try:
             return self._scalars.construct_object(node)
-        except (yaml.YAMLError, ValueError) as error:
-            raise BadInput(
-                f"{self.source}:{node.start_mark.line + 1}: {node.value!r} cannot be read as {node.tag}; quote it"
-            ) from error
+        except (yaml.YAMLError, ValueError, LookupError) as error:  # what PyYAML's constructors raise
+            raise BadInput(f"{self._at(node)}: {shown!r} cannot be read as {node.tag}; quote it") from error
+
+    def _at(self, node: Node) -> str:
+        return f"{self.source}:{node.start_mark.line + 1}"
 
     def _mapping(self, node: MappingNode, path: Path) -> dict[str, Any]:
         made: dict[str, Any] = {}
         for key_node, value_node in node.value:
-            line = key_node.start_mark.line + 1
+            at = self._at(key_node)
+            if key_node.tag.endswith(":merge"):
+                raise BadInput(f"{at}: key '<<': merging is not supported; write the keys out")
             key = self._value(key_node, path) if isinstance(key_node, ScalarNode) else None
             if not isinstance(key, str):
-                raise BadInput(f"{self.source}:{line}: a key must be text, not {getattr(key_node, 'value', '')!r}")
-            if key == "<<":
-                raise BadInput(f"{self.source}:{line}: key '<<': merging is not supported; write the keys out")
+                given = repr(key_node.value) if isinstance(key_node, ScalarNode) else "a list or a mapping"
+                raise BadInput(f"{at}: a key must be text, not {given}")
             if key in made:
-                raise BadInput(f"{self.source}:{line}: key {key!r} is given twice; remove one")
-            self._lines[(*path, key)] = line
+                raise BadInput(f"{at}: key {key!r} is given twice; remove one")
+            self._lines[(*path, key)] = key_node.start_mark.line + 1
             made[key] = self._value(value_node, (*path, key))
         return made

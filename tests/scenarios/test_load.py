@@ -12,7 +12,7 @@ import pytest
 from analysis.errors import BadInput
 from scenarios.faults import CATALOG, FAULTS, VERBS
 from scenarios.load import catalog, load, parse
-from scenarios.schema import MEETS
+from scenarios.steps import MEETS
 from sim.fault_kinds import IMPLEMENTED
 from tests.scenarios.conftest import ROOT
 
@@ -169,9 +169,9 @@ def test_text_after_set_is_the_scenario_that_ran() -> None:
         ("seed", "--set seed: write it as key.inner=value"),
         ("sed=3", "--set sed=3: sed: unknown key; did you mean 'seed'"),
         ("seed=x", r"--set seed=x: seed: must be .*int"),
-        ("steps.7.at_s=1", r"--set steps.7.at_s=1: steps has items 0 to 1, not '7'"),
+        ("steps.7.at_s=1", r"--set steps.7.at_s=1: steps has items 0 to 1"),
         ("name.first=x", "--set name.first=x: name is a plain value"),
-        ("seed=[", r"--set seed=\[: the value is no YAML"),
+        ("seed=[", r"--set seed=\[.*no YAML"),
     ],
 )
 def test_bad_set_names_itself(change: str, message: str) -> None:

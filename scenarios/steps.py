@@ -1,0 +1,150 @@
+"""Steps of a scenario: what is done to a run, when, to whom, and what it must meet."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field, field_validator, model_validator
+from pydantic_core import PydanticCustomError
+
+from protocol.evidence import KINDS
+from scenarios.faults import FAULTS, VERBS, FaultSpec
+from scenarios.fields import Count, CountOrZero, Name, Seconds, SomeSeconds, SpecModel, check_known, exactly_one
+
+
+class WhenModel(SpecModel):
+    """The event that fires a step."""
+
+    event: str
+    """An event kind (``docs/evidence.md``)."""
+    where: dict[str, str | int | float | bool] = {}
+    """Fields that must be equal; ``actor`` and ``inc`` may be named too."""
+    nth: Count = 1
+    from_s: Seconds = 0.0
+    """Events before this time do not count."""
+    phase: Literal["before", "after"] = "after"
+    """Before or after the effect of the event; every event is emitted before its effect."""
+
+    @model_validator(mode="after")
+    def _declared(self) -> WhenModel:
+        check_known(self.event, KINDS, "event kind")
+        fields = (*KINDS[self.event].fields, "actor", "inc")
+        for field in self.where:
+            check_known(field, fields, f"field of {self.event}")
+        return self
+
+
+SELECTORS = ("any_replica", "busiest_replica", "newest_replica", "oldest_replica", "replica_of_trigger")
+
+
+class LinkTarget(SpecModel):
+    """From whom to whom: a node, an actor, a replica, or a selector; ``*`` for any."""
+
+    source: str = Field("*", alias="from")
+    target: str = Field("*", alias="to")
+
+
+class TargetModel(SpecModel):
+    """What a fault befalls. A text is short for ``{process: text}``; selectors choose when the step fires."""
+
+    process: str | None = None
+    """A selector, the name of a replica (``genrm-3``) or of an actor (``gateway-genrm-0``)."""
+    service: Name | None = None
+    """Of which a selector chooses; needed where there are several."""
+    link: LinkTarget | None = None
+    node: str | None = None
+    """A node's name."""
+    path: str | None = None
+    """Storage faults: files under this prefix."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _short(cls, value: Any) -> Any:
+        return {"process": value} if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _one(self) -> TargetModel:
+        if sum(part is not None for part in (self.process, self.link, self.node, self.path)) != 1:
+            raise PydanticCustomError("target", "a target is exactly one of process, link, node, path", {})
+        return self
+
+
+class BoundModel(SpecModel):
+    at_least: CountOrZero = 1
+
+
+MEETS = ("in_flight", "hits", "processes")
+"""What ``must_hit`` can ask: requests in flight and processes at the injection, hits by the end."""
+
+
+class StepModel(SpecModel):
+    """Something that is done to the run: a fault or a verb, at a time or at an event."""
+
+    at_s: Seconds | None = None
+    when: WhenModel | None = None
+    after_s: Seconds = 0.0
+    """From the event to the step."""
+    do: str
+    with_: dict[str, Any] = Field({}, alias="with")
+    target: TargetModel | None = None
+    must_hit: dict[str, BoundModel] | None = None
+    """What the fault must meet, or the run is inconclusive; a default is in the fault's class."""
+    for_s: SomeSeconds | None = None
+    """How long the fault lasts."""
+
+    @field_validator("do")
+    @classmethod
+    def _known_verb(cls, value: str) -> str:
+        return check_known(value, (*FAULTS, *VERBS), "fault or verb")
+
+    @property
+    def fault(self) -> type[FaultSpec] | None:
+        return FAULTS.get(self.do)
+
+    def parameters(self) -> SpecModel:
+        """The checked content of ``with``."""
+        return (FAULTS.get(self.do) or VERBS[self.do]).model_validate(self.with_)
+
+    @model_validator(mode="after")
+    def _complete(self) -> StepModel:
+        exactly_one(self, ("at_s", "when"), "a step")
+        if self.after_s and self.when is None:
+            raise PydanticCustomError("after_s", "'after_s' goes with 'when'; use 'at_s' alone for a time", {})
+        fault = self.fault
+        if fault is None:
+            for name in ("target", "must_hit", "for_s"):
+                if getattr(self, name) is not None:
+                    raise PydanticCustomError(
+                        "not_a_fault", "'{name}' goes with a fault; '{do}' is none", {"name": name, "do": self.do}
+                    )
+        else:
+            self._check_fault(fault)
+        return self
+
+    def _check_fault(self, fault: type[FaultSpec]) -> None:
+        part = {"process": "process", "link": "link", "node": "node", "storage": "path"}.get(fault.target)
+        if part is None:
+            if self.target is not None:
+                raise PydanticCustomError("target", "'{do}' takes no target", {"do": self.do})
+        elif self.target is None:
+            if fault.target != "storage":
+                raise PydanticCustomError("target", "'{do}' needs a target ({part})", {"do": self.do, "part": part})
+        elif getattr(self.target, part) is None:
+            raise PydanticCustomError(
+                "target", "'{do}' befalls a {part}; the target names none", {"do": self.do, "part": part}
+            )
+        if fault.healing == "recovered":
+            if self.for_s is not None:
+                raise PydanticCustomError(
+                    "for_s", "'{do}' is not taken back, so it takes no 'for_s'; recovery brings the process back",
+                    {"do": self.do},
+                )  # fmt: skip
+        elif self.for_s is None and not (
+            fault.healing == "spent" and ("count" in self.with_ or self.do == "torn_export")
+        ):
+            raise PydanticCustomError(
+                "for_s", "'{do}' never ends; give it 'for_s'{count}",
+                {"do": self.do, "count": " or with: {count: N}" if fault.healing == "spent" else ""},
+            )  # fmt: skip
+        for name in self.must_hit or ():
+            check_known(name, MEETS, "thing to meet in must_hit")
