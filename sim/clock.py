@@ -91,6 +91,20 @@ class Clock(simpy.Environment):
         _heappush(self._queue, (self._now + delay_ns, NORMAL, next(self._eid), entry))  # type: ignore[misc]
         return entry
 
+    def next_number(self) -> int:
+        """A place in the order of equal times, to be used later by :meth:`call_in_place`."""
+        return next(self._eid)
+
+    def call_in_place(self, t_ns: int, number: int, fn: Callable[..., object], *, background: bool = False) -> Entry:
+        """As :meth:`call_at`, ordered among equal times as if it had been asked for when ``number`` was taken."""
+        entry = _new_entry(Entry)
+        entry.clock = self
+        entry.fn = fn
+        entry.args = ()
+        entry.background = background
+        _heappush(self._queue, (t_ns, NORMAL, number, entry))  # type: ignore[misc]
+        return entry
+
     def note_cancelled(self) -> None:
         """Something in the queue was cancelled. Compacts the queue when most of it is.
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from protocol.messages import EngineAddress
     from sim.clock import Entry
     from sim.loop import ActorLoop
+    from sim.read_timeouts import ReadTimeouts
     from sim.world import Process
 
 # States of an exchange, in order; it never goes back.
@@ -50,7 +51,7 @@ class Exchange:
 
     __slots__ = (
         "network", "number", "method", "http", "background", "sent_id", "lc", "body", "caller", "loop", "address",
-        "server", "future", "state", "received_ns", "on_item", "_connect", "_connect_ns", "_read",
+        "server", "future", "state", "received_ns", "on_item", "read_at", "_connect", "_connect_ns", "_read",
     )  # fmt: skip
 
     def __init__(
@@ -79,10 +80,11 @@ class Exchange:
         self.future: asyncio.Future[Any] = loop.create_future()
         self.state = CONNECTING
         self.received_ns = 0
+        self.read_at = (0, 0)
         self.on_item: Callable[[Any], None] | None = None
         self._connect: Entry | None = None
         self._connect_ns = 0
-        self._read: Entry | None = None
+        self._read: ReadTimeouts | None = None
 
     # --- the caller's side ---
 
@@ -108,7 +110,8 @@ class Exchange:
         # Else it arrives in time and the timer would only ever be cancelled; arriving at a lost node starts it late.
         if read_timeout_s is not None:
             # Counted from the start; the connect phase is short beside it, and aiohttp's sock_read starts late too.
-            self._read = call_after(ns(read_timeout_s), self._read_expired, background=self.background)
+            self._read = self.network.read_timeouts(read_timeout_s, self.background)
+            self._read.add(self)
         self.network.send(self.caller, self.server, REQUEST, self, size, self._arrive)
         return self.future
 
@@ -196,7 +199,13 @@ class Exchange:
             self._stop_timers()
             self._fail(ConnectTimeout(f"{self.method}: no connection to {self.server.name}"))
 
-    def _read_expired(self) -> None:
+    @property
+    def settled(self) -> bool:
+        """Answered, failed or given up (sim.read_timeouts.Waiting)."""
+        return self.state >= ANSWERED
+
+    def read_expired(self) -> None:
+        """The read time-out is over (sim.read_timeouts.Waiting)."""
         self._read = None
         if self.state in (SENT, ARRIVED):
             self._fail(ReadTimeout(f"{self.method}: no answer from {self.server.name}"))
@@ -233,7 +242,7 @@ class Exchange:
     def _stop_timers(self) -> None:
         self._stop_connect()
         if self._read is not None:
-            self._read.cancel()
+            self._read.note_settled()
             self._read = None
 
 

@@ -15,6 +15,7 @@ from fnmatch import fnmatchcase
 from typing import Any, Final, Literal, Protocol
 
 from sim.links import DEN, Link, LinkSpec
+from sim.read_timeouts import ReadTimeouts
 from sim.timings import Timings, ns
 from sim.world import Process, World
 
@@ -133,6 +134,7 @@ class Network:
         self.on_change: list[Callable[[], None]] = []
         """Called after every partition and repair (the cluster's health check)."""
         self._call_after = world.clock.call_after
+        self._read_timeouts: dict[tuple[float, bool], ReadTimeouts] = {}
         self._links: dict[str, dict[str, Link]] = {}
         self._default = LinkSpec(timings.link_latency_s)
         self._loopback = LinkSpec(timings.loopback_latency_s)
@@ -144,6 +146,14 @@ class Network:
         """A run-unique number for a call or an exchange."""
         self._numbers += 1
         return self._numbers
+
+    def read_timeouts(self, timeout_s: float, background: bool) -> ReadTimeouts:
+        """The HTTP exchanges that wait for an answer with this time-out."""
+        key = (timeout_s, background)
+        found = self._read_timeouts.get(key)
+        if found is None:
+            found = self._read_timeouts[key] = ReadTimeouts(self.world.clock, ns(timeout_s), background)
+        return found
 
     # --- links ---
 
