@@ -36,12 +36,13 @@ class SimFuture(asyncio.Future):  # type: ignore[type-arg]
 
     __slots__ = ("_number",)
 
+    _number: int
+
     def __hash__(self) -> int:
-        try:
-            return self._number  # type: ignore[no-any-return]
-        except AttributeError:
-            self._number: int = next(self.get_loop()._kernel._numbers)  # type: ignore[attr-defined]
-            return self._number
+        number = getattr(self, "_number", 0)  # not try: a task is hashed once, so it would always raise
+        if not number:
+            self._number = number = next(self.get_loop()._kernel._numbers)  # type: ignore[attr-defined]
+        return number
 
 
 class SimTask(asyncio.Task):  # type: ignore[type-arg]
