@@ -17,6 +17,7 @@ from scenarios.fields import (
     CountOrZero,
     Crowd,
     Fraction01,
+    Name,
     NotNegative,
     Positive,
     Rate,
