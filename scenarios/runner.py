@@ -73,7 +73,12 @@ def preflight(scenario: Scenario, backend: Backend) -> list[TraceFacts]:
         BadInput: the backend cannot do it, an engine profile is unknown, or a trace has a bad row.
     """
     if backend == "real":
-        raise BadInput("--backend real: this version runs scenarios in the simulated world only; use --backend sim")
+        real = scenario.model.real
+        wanted = "it has no 'real' block" if real is None else f"its engines are {real.engine} {real.model}".rstrip()
+        raise BadInput(
+            f"--backend real: {scenario.name} cannot run there ({wanted}): this version runs scenarios in the "
+            "simulated world only; use --backend sim"
+        )
     from sim.profiles import ProfileError, load_profile
 
     model = scenario.model
@@ -91,7 +96,7 @@ def preflight(scenario: Scenario, backend: Backend) -> list[TraceFacts]:
         if profile.prefix_block_tokens != BLOCK_TOKENS and any(trace.format == "mooncake" for trace in traces):
             raise BadInput(
                 f"{scenario.place((*at, 'engine'))}: {service.engine} caches blocks of {profile.prefix_block_tokens} "
-                f"tokens, Mooncake traces name blocks of {BLOCK_TOKENS}; take an engine profile whose prefix_block is {BLOCK_TOKENS}"
+                f"tokens, Mooncake traces name blocks of {BLOCK_TOKENS}; take an engine profile with that prefix_block"
             )
         if service.recovery.export_prefix != service.export.prefix:
             raise BadInput(

@@ -26,9 +26,9 @@ from scenarios.fields import (
     SpecModel,
     TokenCount,
     Tokens,
+    check_known,
     did_you_mean,
     exactly_one,
-    check_known,
 )
 from scenarios.steps import StepModel
 

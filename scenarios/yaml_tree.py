@@ -24,7 +24,7 @@ class YamlTree:
     Args:
         text: the document.
         source: what to call it in errors, usually the file's path.
-        mapping: whether it must be one.
+        mapping: whether it is a file, which must be one; else a single value, of which no line is told.
 
     Raises:
         BadInput: no YAML, no mapping, a key given twice, a tag other than the plain ones, or beyond the bounds of what
@@ -38,7 +38,7 @@ class YamlTree:
             root = yaml.compose(text, Loader=yaml.SafeLoader)
         except yaml.MarkedYAMLError as error:
             mark = error.problem_mark or error.context_mark
-            where = f"{source}:{mark.line + 1}" if mark else source
+            where = f"{source}:{mark.line + 1}" if mark and mapping else source
             raise BadInput(f"{where}: no YAML: {error.problem or error.context}") from error
         except yaml.YAMLError as error:
             raise BadInput(f"{source}: no YAML: {str(error).splitlines()[0]}") from error
@@ -48,6 +48,7 @@ class YamlTree:
             line = root.start_mark.line + 1 if root is not None else 1
             raise BadInput(f"{source}:{line}: a scenario is a mapping of keys (name: ..., topology: ...)")
         self._scalars = yaml.SafeLoader("")
+        self._is_file = mapping
         self._values = 0
         self.data: Any = None if root is None else self._value(root, ())
 
@@ -104,7 +105,7 @@ class YamlTree:
             raise BadInput(f"{self._at(node)}: {shown!r} cannot be read as {node.tag}; quote it") from error
 
     def _at(self, node: Node) -> str:
-        return f"{self.source}:{node.start_mark.line + 1}"
+        return f"{self.source}:{node.start_mark.line + 1}" if self._is_file else self.source
 
     def _mapping(self, node: MappingNode, path: Path) -> dict[str, Any]:
         made: dict[str, Any] = {}
