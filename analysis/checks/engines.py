@@ -267,46 +267,93 @@ class LoadedExportIsWhole(Check):
 
 
 class AdminOnce(Check):
-    """After an attempt of unknown outcome an operation does not deliver the same admin POST again."""
+    """After an admin POST of unknown outcome nobody delivers it to that engine process again without asking first.
+
+    Any other call to the process counts as asking. That the second is the first attempt of an operation of its own (the
+    next round of flushes, say) only its sender can tell: who claims it (``admin.attempt``) is believed.
+    """
 
     name = "admin_once"
-    expected = "no second delivery after an attempt of unknown outcome"
-    needs = ("admin.attempt",)
+    expected = "no second delivery after an unknown outcome, unless the engine was asked"
+    needs = ("engine.post",)
 
     def __init__(self, ledger: Ledger) -> None:
         super().__init__(ledger)
-        # (operation, target, route) -> attempt event and target incarnation; only attempts of unknown outcome.
-        self._unknown: dict[tuple[str, str, str], tuple[Event, int]] = {}
-        self._delivered: dict[tuple[str, str], Event] = {}  # (engine, route) -> latest delivery
+        self._open: dict[int, Event] = {}  # sends of HTTP calls
+        # (sender, engine process) -> route -> end of the latest call there, if that left the outcome unknown.
+        self._unknown: dict[tuple[Process, Process], dict[str, Event]] = {}
+        self._again: dict[str, tuple[Event, Event]] = {}  # id of a send -> (unknown end, send), not delivered yet
+        # (sender, engine, route) -> what was delivered again, and whose it is was not claimed yet.
+        self._delivered: dict[tuple[Process, str, str], tuple[Event, Event, Event]] = {}
+        self._claimants: dict[Process, None] = {}
 
     def handlers(self) -> dict[str, Handler]:
-        return {"engine.post": self._on_post, "admin.attempt": self._on_attempt}
+        return {
+            "call.sent": self._on_sent,
+            "call.done": self._on_done,
+            "engine.post": self._on_post,
+            "admin.attempt": self._on_attempt,
+            "actor.died": self._on_died,
+        }
+
+    def _on_sent(self, event: Event) -> None:
+        data = event.data
+        route = data["method"]
+        if route == "/generate" or route[:1] != "/":
+            return
+        self._open[data["call"]] = event
+        key = ((event.actor, event.inc), (data["target"], data["target_inc"]))
+        unknown = self._unknown.pop(key, None)
+        if unknown is not None and route in unknown:
+            self._again[event.id] = (unknown[route], event)
+
+    def _on_done(self, event: Event) -> None:
+        sent = self._open.pop(event.data["call"], None)
+        if sent is None:
+            return
+        if event.data["outcome"] == "unknown":
+            process = (sent.data["target"], sent.data["target_inc"])
+            self._unknown.setdefault(((event.actor, event.inc), process), {})[sent.data["method"]] = event
+        else:  # after an unknown end it may be delivered yet
+            self._again.pop(sent.id, None)
 
     def _on_post(self, event: Event) -> None:
-        self._delivered[event.actor, event.data["route"]] = event
+        self.judged += 1
+        found = self._again.pop(event.cause or "", None)
+        if found is not None:
+            ended, sent = found
+            sender = (sent.actor, sent.inc)
+            self._delivered[sender, sent.data["target"], sent.data["method"]] = (ended, sent, event)
 
     def _on_attempt(self, event: Event) -> None:
         data = event.data
-        self.judged += 1
-        key = (data["operation"], data["target"], data["route"])
-        unknown = self._unknown.get(key)
-        delivery = self._delivered.get((data["target"], data["route"]))
-        if unknown is not None and delivery is not None:
-            first, inc = unknown
-            text = (
-                f"operation {data['operation']} posted {data['route']} to {data['target']} again after attempt "
-                f"{first.data['attempt']} of unknown outcome ({first.data['error']})"
-            )
-            relation = self.ledger.order.compare(first, delivery)
-            # A new process of the target knows nothing of the first delivery: asking it again is no second effect.
-            same = inc in (delivery.inc, -1)  # -1: nothing was known of the target before
-            if relation == "before" and same:
-                self.violation(text, first.seq, delivery.seq, event.seq)
-            elif relation == "unordered" and same:
-                self.doubt(f"{text}, or it is the first delivery: the clocks cannot tell", first.seq, delivery.seq)
-        if data["outcome"] == "unknown":
-            newest = max(self.ledger.newest.get(data["target"], -1), delivery.inc if delivery else -1)
-            self._unknown.setdefault(key, (event, newest))
+        sender = (event.actor, event.inc)
+        self._claimants[sender] = None
+        again = self._delivered.pop((sender, data["target"], data["route"]), None)
+        if again is not None and data["attempt"] > 1:
+            self._repeated(*again)
+
+    def _on_died(self, event: Event) -> None:
+        dead = (event.actor, event.inc)
+        for call in [call for call, sent in self._open.items() if (sent.actor, sent.inc) == dead]:
+            del self._open[call]
+        for key in [key for key in self._unknown if dead in key]:
+            del self._unknown[key]
+
+    def _repeated(self, ended: Event, sent: Event, post: Event) -> None:
+        data = sent.data
+        self.violation(
+            f"{sent.actor}/{sent.inc} posted {data['method']} to {data['target']}/{data['target_inc']} again after "
+            f"call {ended.data['call']} of unknown outcome ({ended.data['error']}), without asking",
+            ended.seq,
+            sent.seq,
+            post.seq,
+        )
+
+    def conclude(self) -> None:
+        for (sender, _, _), again in self._delivered.items():
+            if sender not in self._claimants:
+                self._repeated(*again)
 
     def observed(self) -> str:
-        return f"{self.judged} attempts, {self.violations} repeated after an unknown outcome"
+        return f"{self.judged} deliveries, {self.violations} repeated after an unknown outcome"
