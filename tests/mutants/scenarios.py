@@ -218,7 +218,6 @@ SCENARIOS: dict[str, str] = {
         ),
         workload=_ARRIVALS.replace("for_s: 12", "for_s: 20"),
     ),
-    "wedged_and_refused": "",
     "quiet": _scenario(
         "mutant_quiet",
         "No fault at all: every request is answered.",
@@ -314,11 +313,6 @@ SCENARIOS: dict[str, str] = {
 SCENARIOS["too_long_served"] = SCENARIOS["too_long"].replace(
     "- occurs: {event: engine.refused, at_most: 10}",
     "- occurs: {event: gateway.released, where: {ok: true}, at_most: 50}",
-)
-# A wedged replica is out of the routes before its process is ended, so the gateway never meets a closed port.
-SCENARIOS["wedged_and_refused"] = SCENARIOS["wedged"].replace(
-    "- reached:",
-    "- occurs: {event: call.done, where: {actor: gateway-chat-0, error: ConnectionRefused}, at_most: 0}\n- reached:",
 )
 SCENARIOS["restart_serves_export"] = SCENARIOS["restart_with_export"].replace(
     "- occurs: {event: recovery.began, at_most: 1}",
