@@ -1,9 +1,9 @@
 """Seeds per core-hour of a sweep: ``python -m tests.bench.sweep_rate [SEEDS] [SCENARIO]``, default 200 of ``minimal``.
 
 What a worker process of ``python -m scenarios sweep`` does, and nothing else: it parses the scenario once, then sets
-up, runs and judges seed after seed, with drawn orders and delays, and keeps their digests. Processor time is measured, for
-workers share nothing: the rate of a machine is that times its cores. Prints one line of JSON; exit code 1 where a seed
-does not pass.
+up, runs and judges seed after seed, with drawn orders and delays, and keeps their digests. Processor time is measured,
+for workers share nothing: the rate of a machine is that times its cores. Prints one line of JSON; exit code 1 where a
+seed does not pass.
 """
 
 from __future__ import annotations
