@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from analysis.errors import BadInput
 from analysis.reader import EventReader, read_json, sha256_file
-from protocol.evidence import KINDS, SCHEMA_VERSION, Event, UndeclaredEvent, encode
+from protocol.evidence import SCHEMA_VERSION
 
 RUN, EVENTS, VERDICT = "run.json", "events.jsonl", "verdict.json"
 REPORT, TRACE, MANIFEST = "report.html", "trace.json", "manifest.json"
@@ -122,84 +122,6 @@ class RunDir:
 
     def read_events(self) -> EventReader:
         return EventReader(self.events)
-
-
-class JsonlWriter:
-    """A Recorder that streams events to a file in chunks; memory does not grow with the run.
-
-    Where somebody else has encoded the lines already, ``write`` takes them as they are.
-
-    Args:
-        path: the file; must not exist.
-        chunk: events held before they are written.
-
-    Raises:
-        BadInput: the file exists or cannot be written.
-    """
-
-    def __init__(self, path: pathlib.Path, chunk: int = 1024) -> None:
-        try:
-            # Unbuffered: a chunk is one write, so a killed process leaves at most one cut line.
-            self._file = open(path, "xb", buffering=0)
-        except OSError as error:
-            raise BadInput(f"{path}: cannot be written ({error.strerror})") from error
-        self.path = path
-        self.count = 0
-        self._chunk = chunk
-        self._lines: list[str] = []
-        self._digest = hashlib.sha256()
-
-    def record(self, event: Event) -> None:
-        """Raises UndeclaredEvent for a kind or field that the schema lacks."""
-        seq, t_ns, kind, actor, inc, n, lc, cause, data = event
-        lines = self._lines
-        try:
-            lines.append(KINDS[kind].encode(seq, t_ns, actor, inc, n, lc, cause, data))
-        except (KeyError, ValueError, TypeError) as error:
-            encode(event)  # raises with the whole story
-            raise UndeclaredEvent(f"event {kind!r}: {error}") from error
-        if len(lines) >= self._chunk:
-            self.flush()
-
-    def flush(self) -> None:
-        """Write what is held. Called at faults and at the end, so that a crash right after loses nothing of note."""
-        lines = self._lines
-        if not lines:
-            return
-        data = "".join(lines).encode("ascii")
-        lines.clear()
-        self.write(data)
-
-    def write(self, data: bytes) -> None:
-        """Append whole encoded lines.
-
-        Raises:
-            BadInput: the disk is full, or gone.
-        """
-        self.count += data.count(b"\n")
-        view = memoryview(data)
-        try:
-            while view:
-                view = view[self._file.write(view) :]
-        except OSError as error:
-            raise BadInput(f"{self.path}: cannot be written ({error.strerror})") from error
-        self._digest.update(data)
-
-    def close(self) -> None:
-        if not self._file.closed:
-            self.flush()
-            self._file.close()
-
-    @property
-    def sha256(self) -> str:
-        """Digest of the bytes written so far."""
-        return self._digest.hexdigest()
-
-    def __enter__(self) -> JsonlWriter:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def write_atomic(path: pathlib.Path, content: str | bytes) -> None:

@@ -7,7 +7,6 @@ grows with the run.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import importlib.metadata
 import pathlib
 import platform
@@ -20,6 +19,7 @@ from typing import TYPE_CHECKING, Literal
 from analysis.errors import BadInput
 from analysis.rundir import Preregistered, RunDir, to_json, write_atomic, write_manifest, write_run_json
 from analysis.verdict import Judge, Verdict
+from analysis.writer import JsonlWriter
 from scenarios.load import Scenario
 from scenarios.workloads.arrival import Counts
 from scenarios.workloads.mooncake import BLOCK_TOKENS
@@ -146,40 +146,6 @@ def default_directory(scenario: Scenario, backend: Backend, seed: int) -> pathli
     return path
 
 
-class EvidenceFile:
-    """``events.jsonl`` while it is written: unbuffered, with its digest."""
-
-    def __init__(self, path: pathlib.Path) -> None:
-        try:
-            self._file = open(path, "xb", buffering=0)
-        except OSError as error:
-            raise BadInput(f"{path}: cannot be written ({error.strerror})") from error
-        self._path = path
-        self._digest = hashlib.sha256()
-        self._error: OSError | None = None
-
-    def write(self, data: bytes) -> None:
-        """Never raises: it is called from inside of the run, which has no use for the error. ``check`` tells."""
-        if self._error is not None:
-            return
-        view = memoryview(data)
-        try:
-            while view:
-                view = view[self._file.write(view) :]
-        except OSError as error:
-            self._error = error
-        self._digest.update(data)
-
-    def check(self) -> str:
-        """The SHA-256 of what was written. Raises BadInput: the disk is full, or gone."""
-        if self._error is not None:
-            raise BadInput(f"{self._path}: cannot be written ({self._error.strerror}); the run was not kept")
-        return self._digest.hexdigest()
-
-    def close(self) -> None:
-        self._file.close()
-
-
 def run_in_sim(
     scenario: Scenario,
     seed: int,
@@ -223,7 +189,7 @@ def run_in_sim(
             preregistered=thresholds,
             repeat=repeat,
         )
-        evidence = EvidenceFile(directory.events)
+        evidence = JsonlWriter(directory.events)
 
     def write(data: bytes) -> None:
         if evidence is not None:
@@ -241,7 +207,7 @@ def run_in_sim(
     verdict = judge.verdict()
     if directory is not None and evidence is not None:
         try:
-            _conclude(directory, verdict, evidence.check(), report)
+            _conclude(directory, verdict, evidence.sha256, report)
         except (BadInput, OSError) as error:
             shutil.rmtree(directory.path)  # made here, and of no use without its end
             if isinstance(error, BadInput):

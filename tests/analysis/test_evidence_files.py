@@ -16,7 +16,6 @@ from analysis.errors import BadInput
 from analysis.reader import EventReader
 from analysis.rundir import (
     FILES,
-    JsonlWriter,
     Preregistered,
     RunDir,
     to_json,
@@ -26,6 +25,7 @@ from analysis.rundir import (
     write_run_json,
 )
 from analysis.verdict import judge, judge_run
+from analysis.writer import JsonlWriter
 from protocol.evidence import KINDS, Event, UndeclaredEvent
 from tests.analysis.history import History
 
@@ -188,7 +188,7 @@ def test_the_writer_refuses_what_is_not_declared(tmp_path: pathlib.Path) -> None
 def test_a_killed_writer_leaves_all_but_the_last_chunk(tmp_path: pathlib.Path) -> None:
     script = (
         "import os, signal, pathlib, sys\n"
-        "from analysis.rundir import JsonlWriter\n"
+        "from analysis.writer import JsonlWriter\n"
         "from protocol.evidence import Event\n"
         "writer = JsonlWriter(pathlib.Path(sys.argv[1]), chunk=100)\n"
         "for i in range(250):\n"

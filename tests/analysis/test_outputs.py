@@ -18,13 +18,14 @@ from analysis.__main__ import main
 from analysis.explain import explain_check
 from analysis.outputs import complete_run, require_unchanged
 from analysis.report import render
-from analysis.rundir import JsonlWriter, RunDir, verify_manifest
+from analysis.rundir import RunDir, verify_manifest
 from analysis.schema import schema_page
 from analysis.sequence import as_svg, as_text
 from analysis.tables import TABLES, frame
 from analysis.timeline import BINS, Timeline
 from analysis.trace import TraceWriter, trace_events
 from analysis.verdict import Judge, judge_run
+from analysis.writer import JsonlWriter
 from protocol.evidence import KINDS
 from tests.analysis.history import History
 from tests.analysis.test_evidence_files import write_run

@@ -14,8 +14,9 @@ import pytest
 from analysis.errors import BadInput
 from analysis.rundir import RunDir, verify_manifest
 from analysis.verdict import Verdict, judge_run
+from analysis.writer import JsonlWriter
 from scenarios.load import Scenario
-from scenarios.runner import EvidenceFile, Ran, preflight, run_in_sim
+from scenarios.runner import Ran, preflight, run_in_sim
 from tests.scenarios.conftest import SMALL
 
 Make = Callable[..., Scenario]
@@ -91,6 +92,7 @@ def test_a_full_disk_is_one_message_and_leaves_nothing(
 ) -> None:
     class Full:
         written = 0
+        closed = False
 
         def write(self, data: bytes) -> int:
             self.written += len(data)
@@ -100,14 +102,14 @@ def test_a_full_disk_is_one_message_and_leaves_nothing(
 
         def close(self) -> None: ...
 
-    original = EvidenceFile.__init__
+    original = JsonlWriter.__init__
 
-    def init(self: EvidenceFile, path: pathlib.Path) -> None:
+    def init(self: JsonlWriter, path: pathlib.Path) -> None:
         original(self, path)
         self._file.close()
         self._file = Full()  # type: ignore[assignment]
 
-    monkeypatch.setattr(EvidenceFile, "__init__", init)
+    monkeypatch.setattr(JsonlWriter, "__init__", init)
     with pytest.raises(BadInput, match="events.jsonl: cannot be written .No space left on device.; the run was not"):
         run_in_sim(small(), 5, out=tmp_path / "run")
     assert list(tmp_path.iterdir()) == []
