@@ -43,6 +43,7 @@ acceptance:
   - nothing_lost: {}
 """
 HERE = pathlib.Path(".")
+_LAUGHS = "".join(f"  x{n}: &x{n} [{', '.join([f'*x{n - 1}'] * 9) if n else '1'}]\n" for n in range(9))
 
 
 def _parse(old: str = "", new: str = "", *changes: str) -> Any:
@@ -110,6 +111,17 @@ BAD = [
     ("name: one", "name: [one", r"f.yaml:\d+: no YAML"),
     ("name: one", "name: !!python/object:os.system one", r"f.yaml:1: .*cannot be read"),
     ("  nodes: 2", "  nodes: {2: 3}", r"f.yaml:4: a key must be text, not '2'"),
+    ("  nodes: 2", "  ? [2]\n  : 3", r"f.yaml:4: a key must be text, not a list or a mapping"),
+    ("  nodes: 2", "  <<: {nodes: 2}", r"f.yaml:4: key '<<': merging is not supported"),
+    ("  nodes: 2", "  nodes: &n {x: *n}", r"f.yaml:4: nested too deeply; at most 40 levels"),
+    ("  nodes: 2", "  nodes: " + "[" * 3000 + "]" * 3000, r"f.yaml: nested too deeply; at most 40 levels"),
+    ("  nodes: 2", _LAUGHS, r"f.yaml:\d+: too many values"),
+    ("  nodes: 2", "  nodes: !!bool x", r"f.yaml:4: 'x' cannot be read as tag:yaml.org,2002:bool"),
+    ("  nodes: 2", "  nodes: !!int ''", r"f.yaml:4: '' cannot be read as"),
+    ("  nodes: 2", "  nodes: 0x" + "9" * 5000, r"f.yaml:4: 0x9+... is too long a number"),
+    ("  nodes: 2", "  nodes: 1000001", r"f.yaml:4: .*must be less than or equal to 1000000"),
+    ("for_s: 3", "for_s: 1e3", r"f.yaml:\d+: workload.for_s: '1e3' is text in YAML; write 1.0e\+3$"),
+    ("for_s: 3", "for_s: 1.0e+300", r"workload.for_s: must be less than or equal to 1000000000 \(given: 1e\+300\)"),
 ]  # fmt: skip
 
 
@@ -130,21 +142,22 @@ def test_trace_that_is_not_there_names_those_shipped() -> None:
     text = GOOD[: GOOD.index("  arrivals")] + "  trace: {format: azure, file: nope.csv}\n"
     with pytest.raises(BadInput, match=r"f.yaml:12: workload.trace.file: no trace at .*shipped: AzureLLM"):
         parse(text, "f.yaml", HERE)
+    with pytest.raises(BadInput, match=r"f.yaml:12: workload.trace.file: no trace at "):
+        parse(text.replace("nope", "n" * 300), "f.yaml", HERE)
 
 
 # --- the documents ---
 
 
-def test_the_example_and_the_table_of_the_documents_are_true() -> None:
+def test_the_examples_of_the_documents_are_good_and_every_fault_and_verb_is_in_them() -> None:
     page = (ROOT / "docs" / "scenarios.md").read_text(encoding="utf-8")
-    example = page.partition("```yaml\n")[2].partition("```")[0]
-    scenario = parse(example.replace("mystack.gateway", "protocol.serving.gateway"), "doc", HERE)
-    assert [step.do for step in scenario.model.steps] == ["sigkill"]
-    table = page.partition("## Faults")[2].partition("Verbs:")[0]
-    listed = set(re.findall(r"`([a-z_]+)`", "".join(row.split("|")[1] for row in table.splitlines() if "|" in row)))
-    assert listed - {"do"} == set(FAULTS)
-    verbs = page.partition("Verbs:")[2].partition("##")[0]
-    assert all(f"`{verb}` with" in verbs for verb in VERBS)
+    examples = [block for block in re.findall(r"```yaml[^\n]*\n(.*?)```", page, re.DOTALL) if block.startswith("name:")]
+    assert examples
+    for example in examples:
+        scenario = parse(example.replace("mystack.gateway", "protocol.serving.gateway"), "doc", ROOT / "docs")
+        assert scenario.model.steps
+    named = set(re.findall(r"`([a-z_]+)`", page))
+    assert {*FAULTS, *VERBS} <= named
 
 
 # --- --set ---
@@ -171,7 +184,12 @@ def test_text_after_set_is_the_scenario_that_ran() -> None:
         ("seed=x", r"--set seed=x: seed: must be .*int"),
         ("steps.7.at_s=1", r"--set steps.7.at_s=1: steps has items 0 to 1"),
         ("name.first=x", "--set name.first=x: name is a plain value"),
-        ("seed=[", r"--set seed=\[.*no YAML"),
+        ("seed=[", r"--set seed=\[: no YAML"),
+        ("seed=2024-13-45", "--set seed=2024-13-45: '2024-13-45' cannot be read as"),
+        ("seed={a: 1, a: 2}", "key 'a' is given twice"),
+        ("seed=&a [*a]", "nested too deeply"),
+        ("steps.\u00b2.at_s=1", "steps has items 0 to 1; '\u00b2' is none"),
+        ("..=1", r"--set ..=1: write it as key.inner=value"),
     ],
 )
 def test_bad_set_names_itself(change: str, message: str) -> None:
@@ -184,6 +202,18 @@ def test_unknown_scenario_and_absent_file() -> None:
         load("smok")
     with pytest.raises(BadInput, match=r"no_such.yaml: no such file"):
         load("no_such.yaml")
+    with pytest.raises(BadInput, match="unknown scenario 'sss"):
+        load("s" * 300)
+    with pytest.raises(BadInput, match="cannot be read .File name too long"):
+        load("s" * 300 + ".yaml")
+
+
+def test_a_component_whose_import_fails(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "broken_at_import.py").write_text("import sys\nsys.exit(3)\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    change = "topology.services.chat.components={gateway: 'broken_at_import:Gateway'}"
+    with pytest.raises(BadInput, match=r"components.gateway: importing 'broken_at_import' failed \(SystemExit: 3\)"):
+        _parse("", "", change)
 
 
 # --- the table of faults ---
