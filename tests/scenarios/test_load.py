@@ -156,7 +156,7 @@ def test_the_examples_of_the_documents_are_good_and_every_fault_and_verb_is_in_t
     for example in examples:
         scenario = parse(example.replace("mystack.gateway", "protocol.serving.gateway"), "doc", ROOT / "docs")
         assert scenario.model.steps
-    named = set(re.findall(r"`([a-z_]+)`", page))
+    named = set(re.findall(r"`([a-z_]+)`", page + (ROOT / "docs" / "faults.md").read_text(encoding="utf-8")))
     assert {*FAULTS, *VERBS} <= named
 
 
