@@ -204,7 +204,7 @@ class LoadClient:
             emit(
                 "request.done",
                 request=name,
-                outcome=Outcome.DONE.value,
+                outcome="done",
                 status=200,
                 error="",
                 completion_tokens=result.completion_tokens,

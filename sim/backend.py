@@ -21,12 +21,13 @@ T = TypeVar("T")
 class SimBackend:
     """The ``Backend`` port of one process. When that process is dead, every port is inert."""
 
-    __slots__ = ("process", "system", "placement_groups", "_me")
+    __slots__ = ("process", "system", "placement_groups", "_may_emit", "_me")
 
     def __init__(self, system: ActorSystem, process: ActorProcess) -> None:
         self.system = system
         self.process = process
         self.placement_groups = SimPlacementGroups(system.placement_table, process)
+        self._may_emit: set[str] = set()  # kinds found to be this actor's to emit
         self._me = system.ref(process.name, process.incarnation)
 
     @property
@@ -123,7 +124,9 @@ class SimBackend:
 
     def emit(self, kind: str, **fields: Any) -> None:
         process = self.process
-        check_may_emit(None if process.birth is None else process.birth.spec.cls, kind)
+        if kind not in self._may_emit:
+            check_may_emit(None if process.birth is None else process.birth.spec.cls, kind)
+            self._may_emit.add(kind)
         self.system.world.record(process, kind, cause.get(), fields)
 
 

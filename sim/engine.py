@@ -145,7 +145,7 @@ class SimEngine(EngineLifecycle):
         if not ignore_eos and eos_after is not None and eos_after < output_tokens:
             length = max(1, eos_after)
         request = Request(
-            rid, prompt_tokens, length, output_tokens, ignore_eos, prefix_blocks or (), done, on_token, self.env.now
+            rid, prompt_tokens, length, output_tokens, ignore_eos, prefix_blocks or (), done, on_token, self.env._now
         )
         if self.paused:
             self._held.append(lambda: self._send(request))
@@ -187,7 +187,7 @@ class SimEngine(EngineLifecycle):
     def _answer_refusal(self, rid: str, prompt: int, done: Done | None, text: str) -> None:
         self.record("engine.refused", request=rid, status=400, why=text)
         delay = self.profile.refusal_ns
-        ended = self.env.now + delay
+        ended = self.env._now + delay
         result = EngineResult(rid, 400, "", text, prompt, 0, 0, 0, self.version, (), 0, -1, -1, delay, ended)
         if done is not None:
             self.after(delay, lambda: done(result))
@@ -197,7 +197,7 @@ class SimEngine(EngineLifecycle):
         if live.get(request.rid) is not request:
             return  # a health check's own generation
         done = request.done
-        now = self.env.now
+        now = self.env._now
         start = request.span_start
         if request.spans is None:
             spans: tuple[WeightSpan, ...] = ((self.version, 0, tokens, self.weight_hash),) if tokens else ()
@@ -249,7 +249,7 @@ class SimEngine(EngineLifecycle):
         if streaming:
             delay = STREAM_DISCONNECT_NS
         else:
-            delay = -(self.env.now - request.submitted_ns) % DISCONNECT_CHECK_NS
+            delay = -(self.env._now - request.submitted_ns) % DISCONNECT_CHECK_NS
         self.after(delay, lambda: self._abort_gone(request))
 
     def _abort_gone(self, request: Request) -> None:

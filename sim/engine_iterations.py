@@ -46,7 +46,7 @@ class Iterations:
     """
 
     def __init__(self, env: simpy.Environment, intake_ns: int, priority: int) -> None:
-        self.env: Any = env  # its ``now`` is an int, which SimPy's type does not say
+        self.env: Any = env  # its time is an int, which SimPy's type does not say; ``now`` would be a call
         self.inbox: deque[tuple[int, Handler | None, Any]] = deque()
         self.waiting: deque[Request] = deque()
         self.held = False  # frozen or wedged: boundaries are not processed
@@ -94,7 +94,7 @@ class Iterations:
         """Send one message to the scheduler; with no handler the payload is a Request. Seen at a boundary, in order."""
         if self.dead:
             return
-        due = self.env.now + self._intake
+        due = self.env._now + self._intake
         self.inbox.append((due, handler, payload))
         if self._kind == DECODING:
             if self._steps > 1 and due < self._end_ns:
@@ -105,15 +105,15 @@ class Iterations:
     def hold(self) -> None:
         """Stop at the next boundary without processing it (SIGSTOP, wedge)."""
         self.held = True
-        if self._kind == DECODING and self._steps > 1 and self.env.now < self._end_ns and not self.dead:
-            self._shorten(self.env.now)  # a boundary of this very instant has not been processed yet
+        if self._kind == DECODING and self._steps > 1 and self.env._now < self._end_ns and not self.dead:
+            self._shorten(self.env._now)  # a boundary of this very instant has not been processed yet
 
     def unhold(self) -> None:
         """Go on; a boundary that passed meanwhile is processed now."""
         self.held = False
         if self._stuck and not self.dead:
             self._stuck = False
-            self._schedule(self.env.now + 1)
+            self._schedule(self.env._now + 1)
 
     def kill(self) -> None:
         """Nothing of this scheduler happens any more."""
@@ -124,7 +124,7 @@ class Iterations:
         """Account the decode steps that have passed, so that counters read now are those of stepping."""
         if self._kind != DECODING or self._steps < 2:
             return
-        elapsed = self.env.now * PS_PER_NS - PS_PER_NS - self._start_ps  # a step that ends now has not been processed
+        elapsed = self.env._now * PS_PER_NS - PS_PER_NS - self._start_ps  # a step that ends now has not been processed
         if elapsed < self._step_ps:
             return
         done = min(self._steps_within(elapsed), self._steps - 1)
@@ -197,7 +197,7 @@ class Iterations:
             self._stuck = True
             return
         self._kicked = False
-        now = self.env.now
+        now = self.env._now
         kind = self._kind
         self._in_boundary = True
         if kind == IDLE or now > self._end_ns:  # a late boundary: the process was held

@@ -51,12 +51,15 @@ class NoUseAfterDeath(Check):
             self.doubt(f"{text}, if the clocks can be trusted that far", died.seq, event.seq)
 
     def _on_call_done(self, event: Event) -> None:
+        ledger = self.ledger
+        if not ledger.deaths:
+            return
         self._on_act(event)
-        if event.cause is None or event.data["outcome"] != "done" or self.ledger.causal is not None:
+        if event.cause is None or event.data["outcome"] != "done" or ledger.causal is not None:
             return  # in the real world the answer is an act of its own process and is judged as such
         answerer, counter = parse_cause(event.cause)
-        died = self.ledger.deaths.get(answerer)
-        if died is not None and counter > died.n and not self.ledger.is_zombie(answerer):
+        died = ledger.deaths.get(answerer)
+        if died is not None and counter > died.n and not ledger.is_zombie(answerer):
             self.violation(
                 f"call {event.data['call']} was answered by {answerer[0]}/{answerer[1]} after its death",
                 died.seq,
