@@ -1,4 +1,4 @@
-"""Nothing survives at module or class level from one run to the next (DESIGN.md, "Bit-exact"); no code hides an error."""
+"""Nothing survives at module or class level from one run to the next (DESIGN.md, "Bit-exact"); no error is hidden."""
 
 from __future__ import annotations
 
