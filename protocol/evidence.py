@@ -232,7 +232,7 @@ def schema() -> Iterator[EventKind]:
 
 
 # --- the run ---
-_declare("run.started", "world", "First event. What judges need to know of the run.",
+_declare("run.started", "world", "First event but for the birth of the driver. What judges need to know of the run.",
         scenario="str: name", seed="int: seed", world="str: sim or real",
         clock_error_ns="int: bound on the difference of two processes' clocks; 0 in sim",
         schema="int: version of this table")
