@@ -64,9 +64,13 @@ def parse_criterion(entry: Any) -> tuple[str, Parameters]:
     ((name, raw),) = entry.items()
     if name not in CRITERIA:
         raise BadInput(f"acceptance criterion {name!r} is unknown; known are {', '.join(sorted(CRITERIA))}")
+    model = CRITERIA[name].model
     try:
-        parameters = CRITERIA[name].model.model_validate({} if raw is None else raw)
+        parameters = model.model_validate({} if raw is None else raw)
     except ValidationError as error:
+        if isinstance(raw, Mapping) and (unknown := [key for key in raw if key not in model.model_fields]):
+            known = ", ".join(model.model_fields) or "none"
+            raise BadInput(f"acceptance criterion {name!r}: unknown key {unknown[0]!r}; known: {known}") from error
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"])
         raise BadInput(f"acceptance criterion {name!r}, key {key!r}: {first['msg']}") from error

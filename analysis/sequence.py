@@ -6,7 +6,7 @@ from html import escape
 
 from analysis.explain import Explanation, Step, Wait
 
-_COLUMN = 14
+_COLUMN, _WIDEST_COLUMN = 14, 20
 _ROW = 22
 _HEAD = 46
 
@@ -39,28 +39,29 @@ def _wait_line(wait: Wait) -> str:
 
 def _chart(explanation: Explanation) -> list[str]:
     names = explanation.participants
-    column = {name: index for index, name in enumerate(names)}
-    head = "".join(name[: _COLUMN - 2].ljust(_COLUMN) for name in names)
+    width = min(max([_COLUMN, *(len(name) + 2 for name in names)]), _WIDEST_COLUMN)
+    column = {name: index * width for index, name in enumerate(names)}
+    head = "".join(name[: width - 2].ljust(width) for name in names)
     lines = [f"  {'seq':>9} {'time, s':>13}   {head}"]
     for step in explanation.steps:
         mark = "*" if step.witness else " "
         event = step.event
-        lines.append(f"  {event.seq:>9} {event.t_s:>13.6f} {mark} {_lane(step, column)} {step.label}")
+        lines.append(f"  {event.seq:>9} {event.t_s:>13.6f} {mark} {_lane(step, column, width)} {step.label}")
     return lines
 
 
-def _lane(step: Step, column: dict[str, int]) -> str:
-    cells = [" "] * (_COLUMN * len(column))
-    for index in column.values():
-        cells[index * _COLUMN] = "│"
+def _lane(step: Step, column: dict[str, int], width: int) -> str:
+    cells = [" "] * (width * len(column))
+    for position in column.values():
+        cells[position] = "│"
     if step.source is not None and step.target is not None:
-        source, target = column[step.source] * _COLUMN, column[step.target] * _COLUMN
+        source, target = column[step.source], column[step.target]
         low, high = min(source, target), max(source, target)
         for position in range(low + 1, high):
             cells[position] = "─"
         cells[source] = "├" if source < target else "┤"
         cells[target + (-1 if source < target else 1)] = "▶" if source < target else "◀"
-    cells[column[step.event.actor] * _COLUMN] = "●"
+    cells[column[step.event.actor]] = "●"
     return "".join(cells)
 
 

@@ -104,7 +104,7 @@ def test_an_invariant_asked_for_must_have_judged() -> None:
         ({"fast": {}}, "'fast' is unknown; known are"),
         ({"answered_fraction": {}}, "'answered_fraction', key 'at_least': Field required"),
         ({"answered_fraction": {"at_least": 2}}, "key 'at_least': Input should be less than or equal to 1"),
-        ({"answered_fraction": {"at_least": 1, "at_lest": 1}}, "key 'at_lest': Extra inputs"),
+        ({"answered_fraction": {"at_least": 1, "at_lest": 1}}, "unknown key 'at_lest'; known: at_least"),
         ({"reached": {"event": "engine.redy", "within_s": 1}}, "event kind 'engine.redy' is not declared"),
         (
             {"reached": {"event": "engine.ready", "state": "ACTIVE", "within_s": 1}},
