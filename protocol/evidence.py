@@ -311,7 +311,7 @@ _declare("fault.healed", "world", "A fault ended.", fault="int: number", name="s
         hits="int: hits in all", satisfied="bool: must_hit was met")
 
 # --- leaks, found at the end ---
-_declare("leak.found", "world", "Something is still held after the run's shutdown.", what="str: kind of thing", detail="str: which")
+_declare("leak.found", "world", "Something is still held after the run's shutdown.", what="str: call, request, process, placement_group, resources, task", detail="str: which")
 
 # --- claims of components: gateway, health, recovery, admin, checkpoint ---------------------------------------------------
 _declare("gateway.picked", "component", "A replica was picked and counted.", request="str: id", replica="str: engine",

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import pathlib
 import sys
+import warnings
 from typing import Any
 
 import click
@@ -185,6 +186,8 @@ def main() -> None:
         click.echo(f"error: {error}", err=True)
         sys.exit(2)
     except (KeyboardInterrupt, click.Abort):
+        # The interrupted step's own coroutines are never awaited now; Python would say so below the message.
+        warnings.simplefilter("ignore", RuntimeWarning)
         click.echo("interrupted; what was written so far is no verdict", err=True)
         sys.exit(INCONCLUSIVE)
     sys.exit(code if isinstance(code, int) else 0)

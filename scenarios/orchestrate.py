@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
 
 from protocol.errors import SeatrialError
 from scenarios.client import ClientReport
@@ -16,15 +16,26 @@ from scenarios.load import Scenario
 _LOOK_S = 0.5
 
 
+class Held(NamedTuple):
+    """Something that somebody still holds. ``what``: its kind, as in ``leak.found``; ``detail``: which, for people."""
+
+    what: str
+    detail: str
+
+
 class Stage(Protocol):
     """What the course of a run needs of its world beside the Backend port."""
 
-    def held(self) -> list[str]:
-        """What is still open in the world, once everybody should be done: for people, one line each."""
+    def held(self) -> list[Held]:
+        """What is still open in the world, once everybody should be done."""
         ...
 
-    def report_leaks(self) -> None:
-        """Record a ``leak.found`` for each of ``held``."""
+    def left(self) -> list[Held]:
+        """What is still there of the scenario, once it has been taken down."""
+        ...
+
+    def report_leaks(self, found: Sequence[Held]) -> None:
+        """Record a ``leak.found`` for each."""
         ...
 
     def told_driver(self, listen: Callable[[str, Any], None]) -> None:
@@ -83,8 +94,9 @@ async def conduct(
     progress.phase = "shutdown"
     await stop_components(services.values())
     await _until(lambda: _nothing_held(stage), limits.converge_within_s)
-    stage.report_leaks()
+    stage.report_leaks(stage.held())
     await take_down(services.values(), clients)
+    stage.report_leaks(stage.left())
     return reports
 
 

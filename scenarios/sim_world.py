@@ -11,11 +11,12 @@ from protocol.evidence import Event
 from scenarios.deploy import DeployFailed
 from scenarios.injector import Aim, Injector, SeenReplica, StepRefused
 from scenarios.load import Scenario
-from scenarios.orchestrate import Progress, conduct
+from scenarios.orchestrate import Held, Progress, conduct
 from sim.clock import SimulationStopped
 from sim.fault_kinds import FaultRefused
 from sim.fault_kinds import Target as FaultTarget
 from sim.network import LinkSpec
+from sim.resources import show
 from sim.simulation import Simulation
 from sim.timings import Timings
 
@@ -132,24 +133,47 @@ class SimStage:
 
     # --- Stage ---
 
-    def held(self) -> list[str]:
+    def held(self) -> list[Held]:
         """Open calls and requests in engines."""
         calls = self.simulation.system.open_calls.values()
         open_calls = [
-            f"call {call.number} of {call.caller.id} to {call.method}"
+            Held("call", f"call {call.number} of {call.caller.id} to {call.method}")
             for call in calls
             if call.caller.role != "driver" and call.caller.alive and not call.background
         ]
         engines = [
-            f"{engine.in_flight} requests in {engine.id}"
+            Held("request", f"{engine.in_flight} requests in {engine.id}")
             for engine in self.engines.processes.values()
             if engine.alive and engine.in_flight
         ]
         return open_calls + engines
 
-    def report_leaks(self) -> None:
-        for what in self.held():
-            self.world.observe("leak.found", what=what.split(" ", 1)[0], detail=what[:_SHORT])
+    def left(self) -> list[Held]:
+        """Processes, placement groups, resources of nodes, and tasks of the driver beside the one that asks."""
+        simulation, driver = self.simulation, self.simulation.driver
+        found = [
+            Held("process", f"{process.role} {process.id} on {process.node}")
+            for process in self.world.processes.values()
+            if process.alive and process is not driver
+        ]
+        found += [
+            Held("placement_group", f"{group.id} {group.name} of {group.owner} is {group.state}")
+            for group in simulation.placement_table.groups.values()
+            if group.state != "REMOVED"
+        ]
+        found += [
+            Held("resources", f"{node.name} has {show(node.free)} free of {show(node.capacity)}")
+            for node in simulation.cluster.nodes.values()
+            if node.up and not node.dead and node.free != node.capacity
+        ]
+        asking = asyncio.current_task(driver.loop)
+        tasks = sorted(asyncio.all_tasks(driver.loop), key=hash)  # all_tasks gives a set
+        found += [Held("task", f"the driver's {task.get_name()}") for task in tasks if task is not asking]
+        return found
+
+    def report_leaks(self, found: Sequence[Held]) -> None:
+        for held in found:
+            self.world.observe("leak.found", what=held.what, detail=held.detail[:_SHORT])
 
     def told_driver(self, listen: Callable[[str, Any], None]) -> None:
         self._listen = listen

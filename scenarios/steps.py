@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from protocol.evidence import KINDS
 from scenarios.faults import FAULTS, VERBS, FaultSpec
-from scenarios.fields import Count, CountOrZero, Name, Seconds, SomeSeconds, SpecModel, check_known, exactly_one
+from scenarios.fields import Count, Name, Seconds, SomeSeconds, SpecModel, check_known, exactly_one
 
 
 class WhenModel(SpecModel):
@@ -70,7 +70,7 @@ class TargetModel(SpecModel):
 
 
 class BoundModel(SpecModel):
-    at_least: CountOrZero = 1
+    at_least: Count = 1
 
 
 MEETS = ("in_flight", "hits", "processes")
@@ -87,7 +87,7 @@ class StepModel(SpecModel):
     do: str
     with_: dict[str, Any] = Field({}, alias="with")
     target: TargetModel | None = None
-    must_hit: dict[str, BoundModel] | None = None
+    must_hit: Annotated[dict[str, BoundModel], Field(min_length=1)] | None = None
     """What the fault must meet, or the run is inconclusive; a default is in the fault's class."""
     for_s: SomeSeconds | None = None
     """How long the fault lasts."""

@@ -119,7 +119,7 @@ class FaultsHit(Check):
         self._hits += data["hits"]
         if injected is None:
             self.violation(f"fault {data['fault']} ({data['name']}) ended twice, or never began", event.seq)
-        elif not data["satisfied"]:
+        elif not data["satisfied"] or not (data["hits"] or injected.data["must_hit"]):
             self.violation(
                 f"fault {data['fault']}, {data['name']} on {data['target']}, did not meet what it must: "
                 f"{shown(injected.data['must_hit'])}; it met {shown(injected.data['observed'])}, {data['hits']} hits",

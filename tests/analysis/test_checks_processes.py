@@ -194,6 +194,14 @@ def test_a_fault_that_missed_never_fails_but_is_inconclusive() -> None:
     assert (row.result, row.witness) == ("inconclusive", (begun.seq, ended.seq))
 
 
+def test_a_fault_that_was_to_meet_nothing_and_hit_nothing_is_inconclusive() -> None:
+    h = History()
+    begun = h("fault.injected", fault=1, name="sigkill", target="e0", must_hit={}, observed={"in_flight": 0})
+    ended = h("fault.healed", fault=1, name="sigkill", target="e0", hits=0, satisfied=True)
+    row = h.end().judged("faults_hit")
+    assert (row.result, row.witness) == ("inconclusive", (begun.seq, ended.seq))
+
+
 def test_a_fault_without_end_or_a_step_that_never_fired_is_inconclusive() -> None:
     h = History()
     h("fault.injected", fault=1, name="sigkill", target="e0")

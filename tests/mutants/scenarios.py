@@ -120,10 +120,9 @@ SCENARIOS: dict[str, str] = {
   do: reply_lost
   target: {link: {from: "*", to: chat-0}}
   with: {method: /generate, count: 2}
-- at_s: 5
+- when: {event: engine.accepted, where: {actor: chat-0}, from_s: 5}
   do: sigkill
   target: chat-0
-  must_hit: {in_flight: {at_least: 0}}
 """,
         workload=_ARRIVALS.replace("for_s: 12", "for_s: 30"),
     ),
@@ -230,7 +229,7 @@ SCENARIOS: dict[str, str] = {
         steps="""
 - {at_s: 1, do: torn_export, target: {path: exports/}, with: {count: 1}}
 - {at_s: 2, do: export, with: {version: v2}}
-- {at_s: 5, do: sigkill, target: busiest_replica, must_hit: {in_flight: {at_least: 0}}}
+- {when: {event: engine.accepted, from_s: 5}, do: sigkill, target: busiest_replica}
 """,
         acceptance="\n- reached: {event: recovery.step, where: {stage: published}, within_s: 60}\n",
         workload=_ARRIVALS.replace("for_s: 12", "for_s: 20"),
@@ -246,7 +245,7 @@ SCENARIOS: dict[str, str] = {
   do: request_lost
   target: {link: {from: "*", to: "*"}}
   with: {method: /update_weights_from_disk, count: 1}
-- {at_s: 3, do: sigkill, target: busiest_replica, must_hit: {in_flight: {at_least: 0}}}
+- {when: {event: engine.accepted, from_s: 3}, do: sigkill, target: busiest_replica}
 """,
         acceptance="""
 - occurs: {event: request.done, where: {version: default}, at_most: 0}
@@ -261,7 +260,7 @@ SCENARIOS: dict[str, str] = {
             "      weights: {version: v1, shard_gb: 0.5}\n"
             "      health: {report_interval_s: 0.5, replace_after_s: 1}\n      recovery: {export_backoff_s: 0.1}\n"
         ),
-        steps="\n- {at_s: 3, do: sigkill, target: busiest_replica, must_hit: {in_flight: {at_least: 0}}}\n",
+        steps="\n- {when: {event: engine.accepted, from_s: 3}, do: sigkill, target: busiest_replica}\n",
         acceptance="""
 - occurs: {event: recovery.began, at_most: 1}
 """,
@@ -276,7 +275,7 @@ SCENARIOS: dict[str, str] = {
         ),
         steps="""
 - {at_s: 2, do: export, with: {version: v2}}
-- {at_s: 4, do: sigkill, target: busiest_replica, must_hit: {in_flight: {at_least: 0}}}
+- {when: {event: engine.accepted, from_s: 4}, do: sigkill, target: busiest_replica}
 """,
         acceptance="\n- reached: {event: recovery.step, where: {stage: published}, within_s: 60}\n",
         workload=_ARRIVALS.replace("for_s: 12", "for_s: 20"),
@@ -297,7 +296,7 @@ SCENARIOS: dict[str, str] = {
         "A gateway with time-outs of its own is stopped past them while its answers arrive: it finds them afterwards.",
         service="      components: {gateway: 'tests.mutants.loops:WaitsByItself'}\n      gateway_cost_s: 0\n",
         steps="""
-- {at_s: 3, do: sigstop, target: gateway-chat-0, for_s: 6, must_hit: {in_flight: {at_least: 0}}}
+- {when: {event: gateway.picked, from_s: 3}, do: sigstop, target: gateway-chat-0, for_s: 6}
 """,
         acceptance="\n- occurs: {event: gateway.moved, at_most: 0}\n",
     ),
@@ -305,7 +304,7 @@ SCENARIOS: dict[str, str] = {
         "mutant_gateway_stopped",
         "The gateway is stopped for a while: what arrives for it waits.",
         steps="""
-- {at_s: 3, do: sigstop, target: gateway-chat-0, for_s: 2, must_hit: {in_flight: {at_least: 0}}}
+- {when: {event: gateway.picked, from_s: 3}, do: sigstop, target: gateway-chat-0, for_s: 2}
 """,
         acceptance="\n- answered_fraction: {at_least: 1.0}\n",
     ),

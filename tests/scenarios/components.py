@@ -45,6 +45,17 @@ class ForgetfulGateway(Gateway):
         return await super().generate(request)
 
 
+class LitteringGateway(Gateway):
+    """Starts an actor and asks for a placement group, and leaves both behind."""
+
+    async def start(self) -> None:
+        from protocol.ports import backend
+
+        await super().start()
+        await backend().spawn(Gateway, self._config, name="litter")
+        await backend().placement_groups.create(((("CPU", 1.0),),), strategy="PACK", name="litter")
+
+
 class PlainGateway:
     """Knows one replica and nothing else: no health, no counters, no evidence of its own."""
 

@@ -102,6 +102,11 @@ BAD = [
     ("do: note, with: {text: hello}", "do: sigkill, target: chat-9", r"f.yaml:22: steps\[1\].target: unknown target 'chat-9'"),
     ("do: note, with: {text: hello}", "do: sigkill, target: chat-1, for_s: 2", r"f.yaml:22: .*it takes no 'for_s'"),
     ("do: note, with: {text: hello}", "do: sigkill, target: chat-1, must_hit: {inflight: {}}", r"f.yaml:22: .*'inflight'; did"),
+    ("do: note, with: {text: hello}", "do: sigkill, target: chat-1, must_hit: {}", r"f.yaml:22: .*must_hit.*at least 1 item"),
+    (
+        "do: note, with: {text: hello}", "do: sigkill, target: chat-1, must_hit: {in_flight: {at_least: 0}}",
+        r"f.yaml:22: .*at_least: must be greater than or equal to 1",
+    ),
     ("at_s: 2, do: note", "when: {event: engine.redy}, do: note", r"f.yaml:22: .*unknown event kind 'engine.redy'; did"),
     ("at_s: 2, do: note", "when: {event: engine.ready, where: {v: 1}}, do: note", r"f.yaml:22: .*unknown field of engine.ready"),
     ("at_s: 2, do: note", "at_s: 2, when: {event: engine.ready}, do: note", r"f.yaml:22: .*exactly one of at_s, when"),

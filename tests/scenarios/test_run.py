@@ -163,6 +163,16 @@ def test_a_client_gives_up_when_its_patience_ends(small: Make, tmp_path: pathlib
     assert _result(ran.verdict, "no_leaks") == "fail"  # the gateway's task hangs for ever: the client's call is open
 
 
+def test_what_is_left_when_all_is_taken_down_is_a_leak(small: Make, tmp_path: pathlib.Path) -> None:
+    name = "tests.scenarios.components:LitteringGateway"
+    scenario = small(f"topology.services.chat.components={{gateway: '{name}'}}")
+    ran = run_in_sim(scenario, 5, out=tmp_path / "run", report=False)
+    found = _events(ran, "leak.found")
+    assert [row["what"] for row in found] == ["process", "placement_group", "resources"]
+    assert found[0]["detail"] == "actor litter/1 on node-0"
+    assert ran.verdict.result == "fail" and [row.name for row in ran.verdict.failed()] == ["no_leaks"]
+
+
 def test_a_users_class_that_emits_nothing_runs_and_is_judged(small: Make, tmp_path: pathlib.Path) -> None:
     name = "tests.scenarios.components:PlainGateway"
     scenario = small(f"topology.services.chat.components={{gateway: '{name}'}}")
