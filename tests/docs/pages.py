@@ -20,6 +20,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 PAGES = ("README.md", *sorted(f"docs/{path.name}" for path in DOCS.glob("*.md")))
 _TIME_LIMIT_S = 300
+_HOME = "/home/you/seatrial"
 _END_OF_OUTPUT = "-- end of output --"
 # Seconds of this machine's clock: everything else that is printed is the same everywhere.
 _WALL = (
@@ -56,15 +57,18 @@ def blocks(page: str) -> Iterator[Block]:
 
 
 def commands(block: Block) -> list[str]:
-    """The commands of a session, in order; one that ends in a backslash goes on in the next line."""
+    """The commands of a session, in order. One that ends in a backslash goes on in the next line; after ``<< 'END'`` a
+    command goes on to the line ``END``."""
     found: list[str] = []
-    continued = False
+    goes_on = False
     for line in block.text.splitlines():
-        if continued:
+        if goes_on:
             found[-1] += "\n" + line
         elif line.startswith("$ "):
             found.append(line[2:])
-        continued = (continued or line.startswith("$ ")) and line.endswith("\\")
+        if goes_on or line.startswith("$ "):
+            document = "<< 'END'" in found[-1]
+            goes_on = line != "END" if document else line.endswith("\\")
     return found
 
 
@@ -104,7 +108,7 @@ def _run(lines: list[str], folder: pathlib.Path) -> list[str]:
         ["bash", "-c", script], cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT, text=True, timeout=_TIME_LIMIT_S,
     )  # fmt: skip
-    outputs = done.stdout.split(_END_OF_OUTPUT + "\n")[:-1]
+    outputs = done.stdout.replace(str(folder), _HOME).split(_END_OF_OUTPUT + "\n")[:-1]
     assert len(outputs) == len(lines), f"the session ended early:\n{done.stdout}"
     return ["".join(f"{line.rstrip()}\n" for line in output.splitlines()) for output in outputs]
 
