@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any
 
-from protocol.errors import CallCancelled, portable
+from protocol.errors import CallCancelled, message_of, portable
 from sim.calls import Call, RemoteStream
 from sim.copying import SMALL, nominal_size, unpack
 from sim.loop import SimTask, background
@@ -28,7 +28,7 @@ cause: contextvars.ContextVar[str | None] = contextvars.ContextVar("seatrial_cau
 
 
 def describe(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}"
+    return f"{type(error).__name__}: {message_of(error)}"
 
 
 class ActorProcess(Process):
@@ -170,7 +170,7 @@ class ActorProcess(Process):
         """From the network."""
         loop = self.loop
         if self.cost_ns or loop._blocked or loop._inbox or loop._io:
-            loop.deliver(self._start, call, cost_ns=self.cost_ns)
+            loop.deliver(self._start, call, cost_ns=self.cost_ns, plain=True)
         else:
             self._start(call)  # nothing is ahead of it, and it runs no code of the actor's: that will be a task
 

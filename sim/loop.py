@@ -78,13 +78,16 @@ class SimHandle(asyncio.TimerHandle):
     _scheduled: bool
     _loop: ActorLoop
     _context: contextvars.Context
+    _when: Any
+    _callback: Any
+    _args: Any
 
     def cancel(self) -> None:
         if not self._cancelled:
             self._cancelled = True
             if self._scheduled:  # it may lie in the queue for long: let go of what it holds
-                self._callback = None  # type: ignore[assignment]
-                self._args = None  # type: ignore[assignment]
+                self._callback = None
+                self._args = None
                 self._loop._clock.note_cancelled()
 
     @property
@@ -94,6 +97,7 @@ class SimHandle(asyncio.TimerHandle):
 
 _copy_context = contextvars.copy_context
 _new_handle = SimHandle.__new__
+_PLAIN = object()
 
 
 class ActorLoop(RefusedLoop):
@@ -270,15 +274,18 @@ class ActorLoop(RefusedLoop):
 
     # --- what the actor layer calls ---
 
-    def deliver(self, fn: Callable[..., object], *args: Any, cost_ns: int = 0) -> None:
+    def deliver(self, fn: Callable[..., object], *args: Any, cost_ns: int = 0, plain: bool = False) -> None:
         """An arrival: run ``fn(*args)`` in the next iteration, before timers that expired meanwhile.
 
         With ``cost_ns`` it first occupies the actor for that long, first come, first served (a single server). Arrivals
-        of a frozen actor are buffered, those of a dead one dropped.
+        of a frozen actor are buffered, those of a dead one dropped. ``plain``: ``fn`` runs none of the actor's code, so
+        that it may be called without an iteration where the actor has nothing else to do.
         """
         if self.dead:
             return
         handle = self._handle(fn, args, self._context)
+        if plain:
+            handle._when = _PLAIN  # it is no timer, so the field is free
         if cost_ns and self.slow_percent != 100:
             cost_ns = cost_ns * self.slow_percent // 100
         if cost_ns or self._inbox:
@@ -321,12 +328,19 @@ class ActorLoop(RefusedLoop):
     def _free(self) -> None:
         if self.dead or self._clock._now < self._busy_until:
             return
-        if self._serving is not None:
-            self._io.append(self._serving)
-            self._serving = None
-        if not self.frozen:
-            self._blocked = False
-            self._wake()
+        serving = self._serving
+        self._serving = None
+        if self.frozen:
+            if serving is not None:
+                self._io.append(serving)
+            return
+        self._blocked = False
+        if serving is not None:
+            if serving._when is _PLAIN and not (self._ready or self._io or self._due or self._todo):
+                serving._callback(*serving._args)
+            else:
+                self._io.append(serving)
+        self._wake()
 
     def _wake(self) -> None:
         if not self._queued and not self._blocked:
