@@ -18,7 +18,7 @@ body{font:14px/1.5 system-ui,sans-serif;color:var(--ink);background:var(--paper)
 padding:0 16px}
 h1{font-size:22px;margin:0}h2{font-size:16px;margin:28px 0 8px}
 table{border-collapse:collapse;width:100%}td,th{text-align:left;padding:4px 8px;border-bottom:1px solid var(--line);
-vertical-align:top}th{color:var(--soft);font-weight:600}td.n{text-align:right}
+vertical-align:top}th{color:var(--soft);font-weight:600}td.n,th.n{text-align:right}
 .pass{color:var(--pass)}.fail{color:var(--fail);font-weight:600}.inconclusive{color:var(--open)}.soft{color:var(--soft)}
 td .soft{white-space:pre-line}.verdict{font-size:18px}
 svg{width:100%;height:auto;font:11px system-ui,sans-serif}svg text{fill:var(--soft)}
@@ -84,8 +84,15 @@ def _head(info: RunInfo, verdict: Verdict, timeline: Timeline) -> Iterable[str]:
         yield f"<p class='soft'>Repeat: <code>{escape(info.repeat)}</code></p>"
 
 
+def _columns(*names: str) -> str:
+    """The head of a table; ``#`` before a name: the column holds numbers."""
+    cells = (f"<th class='n'>{name[1:]}" if name.startswith("#") else f"<th>{name}" for name in names)
+    return f"<tr>{''.join(cells)}</tr>"
+
+
 def _checks(verdict: Verdict) -> Iterable[str]:
-    yield "<h2>Checks</h2><table><tr><th>Check<th>Result<th>Observed<th>Expected<th>Judged<th>Witness (seq)</tr>"
+    yield "<h2>Checks</h2><table>"
+    yield _columns("Check", "Result", "Observed", "Expected", "#Judged", "Witness (seq)")
     for row in verdict.checks:
         if not row.applicable:
             continue
@@ -131,7 +138,8 @@ def _charts(timeline: Timeline) -> Iterable[str]:
 def _faults(timeline: Timeline) -> Iterable[str]:
     if not timeline.faults:
         return
-    yield "<h2>Faults</h2><table><tr><th>Fault<th>Name<th>Target<th>From<th>To<th>Hits<th>Met what it must</tr>"
+    yield "<h2>Faults</h2><table>"
+    yield _columns("#Fault", "Name", "Target", "#From", "#To", "#Hits", "Met what it must")
     for mark in timeline.faults.values():
         until = "not healed" if mark.end_s is None else f"{mark.end_s:.3f} s"
         met = {True: "yes", False: "no", None: "not known"}[mark.satisfied]
@@ -145,10 +153,8 @@ def _faults(timeline: Timeline) -> Iterable[str]:
 def _failures(timeline: Timeline) -> Iterable[str]:
     if not timeline.failed:
         return
-    yield (
-        "<h2>Requests that were not answered</h2><table>"
-        "<tr><th>Seq<th>Request<th>Sent<th>Ended<th>Outcome<th>Status<th>Error<th>Replica<th>Attempts</tr>"
-    )
+    yield "<h2>Requests that were not answered</h2><table>"
+    yield _columns("#Seq", "Request", "#Sent", "#Ended", "Outcome", "#Status", "Error", "Replica", "#Attempts")
     for one in timeline.failures:
         yield (
             f"<tr><td class='n'>{one.seq}<td>{escape(one.request)}<td class='n'>{one.sent_s:.3f} s<td class='n'>"
@@ -164,7 +170,8 @@ def _moments(timeline: Timeline) -> Iterable[str]:
     shown = [moment for moment in timeline.moments if moment.what != "ready"][:100]
     if not shown:
         return
-    yield "<h2>Processes</h2><table><tr><th>Seq<th>Time<th>Process<th>What</tr>"
+    yield "<h2>Processes</h2><table>"
+    yield _columns("#Seq", "#Time", "Process", "What")
     for moment in shown:
         yield (
             f"<tr><td class='n'>{moment.seq}<td class='n'>{moment.t_s:.3f} s<td>{escape(moment.process)}"
