@@ -8,6 +8,7 @@ the type here and is carried across the wire with the message, the notes and the
 from __future__ import annotations
 
 import enum
+import re
 from typing import Any
 
 
@@ -165,6 +166,27 @@ class CorruptExport(StorageError):
     default_outcome = Outcome.NOT_DONE
 
 
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
+_LONGEST = 4_000  # characters of a message; one of megabytes would be in every copy of its error
+
+
+def message_of(error: BaseException) -> str:
+    """What an error says, whatever its ``__str__`` does: bounded, and without memory addresses.
+
+    Addresses (of ``<Request object at 0x7f...>``) differ from run to run, and evidence must not.
+    """
+    try:
+        text = str(error)
+    except Exception as failed:
+        text = f"<its __str__ raised {type(failed).__name__}>"
+    text = _ADDRESS.sub("", text)
+    return _cut(text)
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
+
+
 def portable(error: BaseException) -> BaseException:
     """The error as it may cross: ours as they are, anything else as a RemoteError that names it."""
     if isinstance(error, SeatrialError):
@@ -174,8 +196,8 @@ def portable(error: BaseException) -> BaseException:
     name = type(error).__qualname__
     if type(error).__module__ != "builtins":
         name = f"{type(error).__module__}.{name}"
-    text = "".join(traceback.format_exception(error))
-    remote = RemoteError(f"{name}: {error}", type=name, traceback=text)
+    text = "".join(_cut(line) for line in traceback.format_exception(error))
+    remote = RemoteError(f"{name}: {message_of(error)}", type=name, traceback=text)
     for note in getattr(error, "__notes__", ()):
         remote.add_note(note)
     return remote

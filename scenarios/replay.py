@@ -64,7 +64,8 @@ def replay(
     stage = SimStage(scenario, seed, write=write, explore=explore, copy_always=copy_always)
     if spool is not None:
         stage.world.kernel.trace = _tracer(spool)
-    with stage, _collecting() if collect else contextlib.nullcontext():
+    # A component may print; stdout is for results.
+    with stage, contextlib.redirect_stdout(sys.stderr), _collecting() if collect else contextlib.nullcontext():
         result = stage.run()
     return Replay(seed, result.digest, result.events, tuple(checkpoints))
 

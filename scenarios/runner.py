@@ -6,12 +6,14 @@ grows with the run.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib.metadata
 import pathlib
 import platform
 import shlex
 import shutil
+import sys
 import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Literal
@@ -199,7 +201,7 @@ def run_in_sim(
 
     stage = SimStage(scenario, seed, sinks=[judge.feed], write=write, explore=explore)
     try:
-        with stage:
+        with stage, contextlib.redirect_stdout(sys.stderr):  # stdout is for results; a component may print
             result = stage.run()
     finally:
         if evidence is not None:

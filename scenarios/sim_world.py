@@ -7,6 +7,7 @@ import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from protocol.errors import message_of
 from protocol.evidence import Event
 from scenarios.deploy import DeployFailed
 from scenarios.injector import Aim, Injector, SeenReplica, StepRefused
@@ -115,7 +116,7 @@ class SimStage:
         except DeployFailed as failed:
             reason, detail = "crash", str(failed)
         except Exception as error:  # the driver's death is the run's end, and evidence
-            reason, detail = "crash", f"{type(error).__name__}: {error}"
+            reason, detail = "crash", f"{type(error).__name__}: {message_of(error)}"
         world.observe("run.finished", reason=reason, detail=detail, events=world.seq)
         return SimResult(reason, detail, world.seq, world.now_ns / 1e9, world.digest(), self.injector.refused)
 

@@ -9,9 +9,11 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import multiprocessing
+import os
 import pathlib
 import re
 import signal
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -188,7 +190,7 @@ def _run_all(scenario: Scenario, seeds: range, jobs: int, shell: Shell) -> Itera
         return
     # Spawned, not forked: a worker starts with nothing of this process in it.
     spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(jobs, spawn, initializer=_ignore_interrupts) as pool:
+    with ProcessPoolExecutor(jobs, spawn, initializer=_begin_worker) as pool:
         futures = [pool.submit(run_seeds, *request, batch) for batch in batches]
         try:
             done = itertools.chain.from_iterable(future.result() for future in as_completed(futures))
@@ -199,9 +201,18 @@ def _run_all(scenario: Scenario, seeds: range, jobs: int, shell: Shell) -> Itera
             raise
 
 
-def _ignore_interrupts() -> None:
+def _begin_worker() -> None:
     """In a worker: Ctrl-C reaches every process of the terminal, and the parent's answer is the one that counts."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # The pool's queues stay open in the workers: without this they outlive a parent that was killed, and wait for ever.
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
 
 
 def run_seeds(text: str, source: str, folder: str, seeds: Sequence[int]) -> list[SeedResult]:

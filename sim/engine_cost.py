@@ -194,6 +194,8 @@ def load_profile_file(path: Path) -> EngineProfile:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
         raise ProfileError(f"{path}: cannot read the engine profile ({error.strerror})") from None
+    except ValueError as error:  # no UTF-8; or a path with a NUL in it
+        raise ProfileError(f"{str(path)!r}: cannot read the engine profile as UTF-8 text ({error})") from None
     return parse_profile(text, str(path))
 
 
@@ -205,6 +207,8 @@ def parse_profile(text: str, where: str) -> EngineProfile:
         mark = getattr(error, "problem_mark", None)
         at = f", line {mark.line + 1}" if mark is not None else ""
         raise ProfileError(f"{where}{at}: not valid YAML ({getattr(error, 'problem', error)})") from None
+    except RecursionError:
+        raise ProfileError(f"{where}: nested too deeply for an engine profile") from None
     if not isinstance(document, dict):
         raise ProfileError(f"{where}: an engine profile is a mapping with the keys {', '.join(_TOP)}")
     unknown = sorted(str(key) for key in document if key not in _TOP)

@@ -15,6 +15,7 @@ from collections.abc import Callable, Coroutine, Generator
 from itertools import count
 from typing import Any
 
+from protocol.errors import message_of
 from sim.clock import Clock, Draw, Entry, NodeClock, SimulationStopped
 from sim.loop import ActorLoop, SimHandle, background
 
@@ -252,9 +253,8 @@ class Kernel:
                     raise
                 self.on_exit(loop, error)
             except BaseException as error:
-                loop.call_exception_handler(
-                    {"message": f"Exception in callback {handle._callback!r}", "exception": error, "handle": handle}
-                )
+                message = f"Exception in callback {_name(handle._callback)}"
+                loop.call_exception_handler({"message": message, "exception": error, "handle": handle})
             if loop._blocked:
                 if loop.dead:
                     return
@@ -307,7 +307,7 @@ class Kernel:
         names: dict[str, int] = {}
         for handle in list(loop._ready)[:200]:
             owner = getattr(handle._callback, "__self__", None)
-            name = owner.get_name() if isinstance(owner, asyncio.Task) else repr(handle._callback)
+            name = owner.get_name() if isinstance(owner, asyncio.Task) else _name(handle._callback)
             names[name] = names.get(name, 0) + 1
         busiest = ", ".join(f"{name} x{number}" for name, number in sorted(names.items()))
         now = self.clock._now
@@ -318,7 +318,7 @@ class Kernel:
         text = context.get("message", "")
         what = "unretrieved" if "never retrieved" in text else "loop_exception"
         error = context.get("exception")
-        detail = f"{text}: {type(error).__name__}: {error}" if error is not None else text
+        detail = f"{text}: {type(error).__name__}: {message_of(error)}" if error is not None else text
         if self.on_anomaly is not None:
             self.on_anomaly(loop, what, detail)
         else:
@@ -372,6 +372,11 @@ def _close_quietly(close: Callable[..., object], *args: Any) -> None:
         close(*args)
     except BaseException:  # noqa: S110 - a `finally` that awaits or raises: nobody is left to hear it
         pass
+
+
+def _name(callback: Any) -> str:
+    """Not its repr, which holds memory addresses."""
+    return getattr(callback, "__qualname__", type(callback).__qualname__)
 
 
 def _index(loop: ActorLoop) -> int:

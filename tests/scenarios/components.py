@@ -75,3 +75,30 @@ class PlainGateway:
         from protocol.serving.gateway import HealthView
 
         return HealthView(1, (), (), ())
+
+
+class PrintingGateway(Gateway):
+    """Prints, as code under development does."""
+
+    async def start(self) -> None:
+        await super().start()
+        print("hello from the gateway")
+
+
+class MumblingGateway(Gateway):
+    """Fails with errors that nobody can print."""
+
+    @data_call
+    async def generate(self, request: GenerateRequest) -> GenerateResult:
+        class Mute(Exception):
+            def __str__(self) -> str:
+                raise RuntimeError("no words")
+
+        raise Mute
+
+
+class FallingGateway(Gateway):
+    """Its constructor raises what is no Exception."""
+
+    def __init__(self, config: GatewayConfig) -> None:
+        raise BaseException("fell")

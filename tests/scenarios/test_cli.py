@@ -156,6 +156,47 @@ def test_prove_and_sweep_from_the_command_line(command: Command, small_file: pat
     assert swept.returncode == 0 and json.loads(swept.stdout)["passed"] == 3, swept.stderr
 
 
+def test_workers_end_with_a_sweep_that_is_killed(tmp_path: pathlib.Path) -> None:
+    words = ["sweep", "smoke", "--seeds", "100000", "--jobs", "2", "--out", "sw"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "scenarios", *words], cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    children = pathlib.Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    deadline = time.monotonic() + 60
+    workers: list[str] = []
+    while len(workers) < 3 and time.monotonic() < deadline:  # two and the resource tracker
+        time.sleep(0.2)
+        workers = children.read_text().split()
+    time.sleep(2)  # they begin
+    process.kill()
+    process.communicate(timeout=30)  # stderr ends when the last of them has
+    assert len(workers) == 3
+
+
+def _with(component: str) -> str:
+    return f"topology.services.chat.components={{gateway: 'tests.scenarios.components:{component}'}}"
+
+
+def test_what_a_component_prints_is_no_result(command: Command, small_file: pathlib.Path) -> None:
+    changes = ("--set", _with("PrintingGateway"), "--set", "workload.for_s=0.5", "--json")
+    ran = command("run", small_file, "--backend", "sim", *changes)
+    assert json.loads(ran.stdout)["result"] == "pass" and "hello from the gateway" in ran.stderr
+    proved = command("prove", small_file, *changes)
+    assert proved.returncode == 0 and json.loads(proved.stdout)["result"] == "pass", proved.stderr
+
+
+@pytest.mark.parametrize("component", ["MumblingGateway", "FallingGateway"])
+def test_a_component_that_fails_oddly_replays_and_fails(
+    command: Command, small_file: pathlib.Path, component: str
+) -> None:
+    changes = ("--set", _with(component), "--set", "workload.for_s=0.5", "--json")
+    ran = command("run", small_file, "--backend", "sim", *changes)
+    assert ran.returncode == 1 and "Traceback" not in ran.stderr
+    assert b" at 0x" not in (small_file.parent / json.loads(ran.stdout)["run_directory"] / "events.jsonl").read_bytes()
+    assert command("prove", small_file, *changes).returncode == 0
+
+
 # --- the JSON Schema ---
 
 

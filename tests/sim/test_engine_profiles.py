@@ -94,3 +94,15 @@ def test_every_profile_parameter_is_read_somewhere() -> None:
 def test_slow_scales_coefficients_so_that_sums_stay_exact() -> None:
     costs = StepCosts(load_profile("tiny-cpu"), 1_500_000)
     assert (costs.decode_base, costs.decode_per_context_token) == (3_000_000_000, 150_000)
+
+
+def test_profiles_that_are_no_text_or_too_deep(tmp_path: Path) -> None:
+    bad = tmp_path / "bad.yaml"
+    bad.write_bytes(b"name: \xff\n")
+    with pytest.raises(ProfileError, match=r"bad.yaml.: cannot read the engine profile as UTF-8 text"):
+        load_profile(str(bad))
+    bad.write_text("[" * 5000)
+    with pytest.raises(ProfileError, match=r"bad.yaml: nested too deeply"):
+        load_profile(str(bad))
+    with pytest.raises(ProfileError, match="cannot read"):
+        load_profile("a\0b.yaml")
