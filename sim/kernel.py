@@ -58,6 +58,10 @@ class Kernel:
         self.on_exit: Callable[[ActorLoop, SystemExit], None] | None = None
         """A callback of an actor raised SystemExit: its process ends. None (a loop run alone): it goes up."""
         self.trace: Callable[[int, ActorLoop, Any], None] | None = None
+        # Whose an async generator is, by address: weak references to it are gone when it is finalized. What finished is
+        # not finalized; its entry stays until the address is used again.
+        self._owners: dict[int, ActorLoop] = {}
+        self._collected = False  # objects of this run may have grown old
         self._runnable: list[ActorLoop] = []
         self._numbers = count(1)
         self._last_progress = 0
@@ -93,6 +97,8 @@ class Kernel:
             self.running = False
             self.current = None
             _set_running(None)
+            # What is unretrieved or unfinished and lies in cycles is found here, not when the collector next pleases.
+            gc.collect(2 if self._collected else 0)
             sys.set_asyncgen_hooks(*hooks)
             if collecting:
                 gc.enable()
@@ -267,6 +273,7 @@ class Kernel:
     # --- housekeeping ---
 
     def _collect(self, steps: int) -> None:
+        self._collected = True
         rounds = steps // _GC_STEPS
         gc.collect(2 if rounds % _GC_FULL == 0 else 1)
 
@@ -327,12 +334,13 @@ class Kernel:
     def _asyncgen_first(self, agen: Any) -> None:
         if self.current is not None:
             self.current._asyncgens[agen] = None
+            self._owners[id(agen)] = self.current
 
     def _asyncgen_final(self, agen: Any) -> None:
-        loop = self.current
-        if loop is None or loop.dead or loop._closed or agen not in loop._asyncgens:
+        loop = self._owners.pop(id(agen), None)
+        if loop is None or loop.dead or loop._closed:
             return
-        del loop._asyncgens[agen]
+        loop._asyncgens.pop(agen, None)  # there only where the weak reference outlived the finalizer
         if self.on_anomaly is not None:
             self.on_anomaly(loop, "unfinished_generator", getattr(agen, "__qualname__", "async generator"))
         loop.call_soon(loop.create_task, agen.aclose())
