@@ -110,6 +110,7 @@ def _run(lines: list[str], folder: pathlib.Path) -> list[str]:
     )  # fmt: skip
     outputs = done.stdout.replace(str(folder), _HOME).split(_END_OF_OUTPUT + "\n")[:-1]
     assert len(outputs) == len(lines), f"the session ended early:\n{done.stdout}"
+    assert "Traceback (most recent call last)" not in done.stdout, done.stdout  # never to be written into a page
     return ["".join(f"{line.rstrip()}\n" for line in output.splitlines()) for output in outputs]
 
 

@@ -63,9 +63,9 @@ class TimersBeforeArrivals(Kernel):
 class LosesArrivalsWhileStopped(ActorLoop):
     """Drops what arrives for a stopped process instead of keeping it until the process continues."""
 
-    def deliver(self, fn: Callable[..., object], *args: Any, cost_ns: int = 0) -> None:
+    def deliver(self, fn: Callable[..., object], *args: Any, cost_ns: int = 0, plain: bool = False) -> None:
         if not self.frozen:
-            super().deliver(fn, *args, cost_ns=cost_ns)
+            super().deliver(fn, *args, cost_ns=cost_ns, plain=plain)
 
 
 class DeliversTwice(ActorLoop):
@@ -73,11 +73,11 @@ class DeliversTwice(ActorLoop):
 
     _delivered = 0
 
-    def deliver(self, fn: Callable[..., object], *args: Any, cost_ns: int = 0) -> None:
-        super().deliver(fn, *args, cost_ns=cost_ns)
+    def deliver(self, fn: Callable[..., object], *args: Any, cost_ns: int = 0, plain: bool = False) -> None:
+        super().deliver(fn, *args, cost_ns=cost_ns, plain=plain)
         self._delivered += 1
         if cost_ns and self._delivered % 50 == 0:
-            super().deliver(fn, *args, cost_ns=cost_ns)
+            super().deliver(fn, *args, cost_ns=cost_ns, plain=plain)
 
 
 class TimersFireEarly(ActorLoop):

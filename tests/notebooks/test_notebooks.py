@@ -16,10 +16,7 @@ from tests.analysis.test_outputs import faulty
 
 NOTEBOOKS = pathlib.Path(__file__).resolve().parents[2] / "notebooks"
 NAMES = sorted(path.stem for path in NOTEBOOKS.glob("*.ipynb"))
-REMAKE = (
-    "the shipped run is of another schema; make it anew: python -m scenarios run smoke --backend sim "
-    "--set workload.for_s=5 --out OUT, copy run.json, events.jsonl and verdict.json, then write_manifest"
-)
+REMAKE = "python -m tests.docs makes the shipped run anew"
 
 
 def execute(name: str, monkeypatch: pytest.MonkeyPatch) -> nbformat.NotebookNode:
