@@ -139,6 +139,8 @@ def read_json(path: pathlib.Path) -> Any:
         raise BadInput(f"{path}: line {error.lineno}: not JSON ({error.msg})") from error
     except UnicodeDecodeError as error:
         raise BadInput(f"{path}: not UTF-8 ({error.reason} at byte {error.start})") from error
+    except RecursionError as error:
+        raise BadInput(f"{path}: not JSON that this package wrote (nested too deeply)") from error
 
 
 def sha256_file(path: pathlib.Path) -> str:

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from analysis.errors import BadInput
-from analysis.reader import EventReader
+from analysis.reader import EventReader, read_json
 from analysis.rundir import (
     FILES,
     Preregistered,
@@ -238,3 +238,10 @@ def test_judging_a_stream_equals_judging_its_file(
         for event in events:
             writer.record(event)
     assert judge(events).as_json() == judge(EventReader(path)).as_json()
+
+
+def test_json_that_is_nested_without_end_is_bad_input(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "run.json"
+    path.write_text("[" * 100_000)
+    with pytest.raises(BadInput, match=r"run.json: .*nested too deeply"):
+        read_json(path)
