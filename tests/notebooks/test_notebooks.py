@@ -20,6 +20,7 @@ REMAKE = "python -m tests.docs makes the shipped run anew"
 
 
 def execute(name: str, monkeypatch: pytest.MonkeyPatch) -> nbformat.NotebookNode:
+    monkeypatch.delenv("MPLBACKEND", raising=False)  # where it is set, a notebook shows no pictures
     root = str(NOTEBOOKS.parent)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")])))
     notebook = nbformat.read(NOTEBOOKS / f"{name}.ipynb", as_version=4)
