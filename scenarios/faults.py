@@ -271,10 +271,6 @@ CATALOG: tuple[type[FaultSpec], ...] = (
 FAULTS: dict[str, type[FaultSpec]] = {fault.name: fault for fault in CATALOG}
 
 
-class NoParams(SpecModel):
-    """A verb without parameters."""
-
-
 class ExportParams(SpecModel):
     """``export``: have the exporter write and publish a new version."""
 

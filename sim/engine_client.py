@@ -90,13 +90,9 @@ class EngineClientPort:
     async def generate(
         self, request: GenerateRequest, *, connect_timeout_s: float | None = None, read_timeout_s: float | None = None
     ) -> GenerateResult:
-        exchange = self._exchange("/generate", request)
-        try:
-            result: GenerateResult = await exchange.open(4 * request.prompt_tokens, connect_timeout_s, read_timeout_s)
-            return result
-        except asyncio.CancelledError:
-            exchange.abandon()
-            raise
+        size = 4 * request.prompt_tokens
+        result: GenerateResult = await self._call("/generate", request, size, connect_timeout_s, read_timeout_s)
+        return result
 
     async def stream(
         self, request: GenerateRequest, *, connect_timeout_s: float | None = None, read_timeout_s: float | None = None

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from protocol.errors import NameTaken
+from protocol.errors import HttpError, NameTaken
 from protocol.messages import (
     AdminReply,
     GenerateRequest,
@@ -26,7 +26,7 @@ from protocol.training.checkpoint import MANIFEST, hash_weights
 from sim.engine import EngineNotListening, SimEngine
 from sim.engine_metrics import get as render_page
 from sim.engine_types import MAIN_DEATH_NS, AdminResult, EngineResult
-from sim.http import CONTROL, Exchange, http_error
+from sim.http import CONTROL, Exchange
 from sim.network import Network
 from sim.profiles import load_profile
 from sim.resources import units
@@ -87,7 +87,7 @@ class EngineProcess(Process):
     # --- HTTP ---
 
     def receive(self, exchange: Exchange) -> None:
-        """A request has arrived (sim.http.Server)."""
+        """A request has arrived."""
         try:
             if exchange.method == "/generate":
                 self._generate(exchange)
@@ -105,7 +105,7 @@ class EngineProcess(Process):
             )
 
     def client_gone(self, exchange: Exchange) -> None:
-        """The client closed its connection before the answer (sim.http.Server)."""
+        """The client closed its connection before the answer."""
         self.open.pop(exchange.number, None)
         if self.alive and isinstance(exchange.body, GenerateRequest):
             self.engine.client_gone(exchange.body.request_id, streaming=exchange.on_item is not None)
@@ -124,7 +124,7 @@ class EngineProcess(Process):
             if self.by_rid.get(rid) is exchange:
                 del self.by_rid[rid]
             if result.status != 200:
-                self._answer(exchange, http_error(result.status, result.error))
+                self._answer(exchange, HttpError(status=result.status, body=result.error))
             else:
                 self._answer(exchange, self._result(result), 64 * result.completion_tokens)
 

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from protocol.errors import (
     ConnectionLost,
     ConnectionRefused,
     ConnectTimeout,
-    HttpError,
     ReadTimeout,
     SeatrialError,
 )
@@ -33,16 +32,6 @@ if TYPE_CHECKING:
 CONNECTING, SENT, ARRIVED, ANSWERED, CLOSED = range(5)
 
 
-class Server(Protocol):
-    """What listens at an address: a process that takes exchanges."""
-
-    def receive(self, exchange: Exchange) -> None:
-        """The request is here. Answer with ``exchange.answer``; a dead server refuses it before this is called."""
-
-    def client_gone(self, exchange: Exchange) -> None:
-        """The client closed its connection before the answer."""
-
-
 class Exchange:
     """One request and its answer. ``future`` (on the caller's loop) gets the payload or the error.
 
@@ -51,7 +40,7 @@ class Exchange:
 
     __slots__ = (
         "network", "number", "method", "http", "background", "sent_id", "lc", "body", "caller", "loop", "address",
-        "server", "future", "state", "received_ns", "on_item", "read_at", "_connect", "_connect_ns", "_read",
+        "server", "future", "state", "on_item", "read_at", "_connect", "_connect_ns", "_read",
     )  # fmt: skip
 
     def __init__(
@@ -79,7 +68,6 @@ class Exchange:
         self.server = server
         self.future: asyncio.Future[Any] = loop.create_future()
         self.state = CONNECTING
-        self.received_ns = 0
         self.read_at = (0, 0)
         self.on_item: Callable[[Any], None] | None = None
         self._connect: Entry | None = None
@@ -150,7 +138,6 @@ class Exchange:
         if self.state < ARRIVED:
             self.state = ARRIVED
             self._stop_connect()
-        self.received_ns = self.network.world.now_ns
         if self.lc > server.lc:
             server.lc = self.lc
         server.receive(self)
@@ -254,8 +241,3 @@ def settle(future: asyncio.Future[Any], value: Any) -> None:
         future.set_exception(value)
     else:
         future.set_result(value)
-
-
-def http_error(status: int, body: str) -> HttpError:
-    """An error answer, with what is known of its effect (4xx not done, 5xx unknown)."""
-    return HttpError(status=status, body=body)
