@@ -241,7 +241,9 @@ _declare("run.finished", "world", "Last event of a run that ended by itself.",
         events="int: events recorded before this one")
 _declare("run.step", "world", "A scenario step fired.",
         step="int: index in the file", do="str: verb", asked_ns="int?: asked time, None for event-triggered steps",
-        trigger="str?: id of the triggering event")
+        trigger="str?: id of the triggering event", phase="str?: before or after its effect, as asked",
+        held="bool: the process of the triggering event was held until the step was done",
+        late_ns="int: how long after the asked instant; 0 in sim")
 _declare("run.healed", "world", "The last fault is healed: from here everything must converge.", faults="int: faults injected")
 _declare("run.wait", "world", "One edge of the who-waits-for-whom report of a deadlock.",
         waiter="str: task", waits_for="str: what", should_wake="str: who holds it or should have answered")
@@ -279,7 +281,7 @@ _declare("engine.accepted", "world", "A generation request reached the engine's 
 _declare("engine.refused", "world", "The engine refused a request.", request="str: id", status="int: status", why="str: text")
 _declare("engine.finished", "world", "The engine finished a request (whether or not anybody hears of it).",
         request="str: id", reason="str: length, stop, abort", completion_tokens="int: count", cached_tokens="int: count",
-        stale_cached_tokens="int: cached tokens of another weight version",
+        stale_cached_tokens="int?: cached tokens of another weight version; None where the engine does not tell",
         spans="json: [[version, start, end, weight_hash], ...] by output token")
 _declare("engine.weights", "world", "Weights changed, or were asked to.",
         version="str: version now served", weight_hash="str: truth", ok="bool: answer said success", detail="str: text",

@@ -44,6 +44,8 @@ class Sigkill(FaultSpec):
     healing = "recovered"
     colour = "#d62728"
     must_hit = {"in_flight": {"at_least": 1}}
+    part: Literal["main", "scheduler", "detokenizer"] = "main"
+    """Of a replica: which of its processes. The whole replica dies of the loss of any, sooner or later."""
 
 
 class RestartEmpty(FaultSpec):

@@ -145,20 +145,19 @@ class Injector:
                 armed.off()
             if when.phase == "before" and not armed.step.after_s:
                 armed.state = "due"
-                self._fire(armed, None, event)
+                self._fire(armed, event.t_ns, event, held=True)
             else:
-                self._due(armed, self._port.now_ns() + round(armed.step.after_s * NS), event)
+                self._due(armed, event.t_ns + round(armed.step.after_s * NS), event)
 
         armed.off = self._port.hook(when.event, see)
 
     def _due(self, armed: _Armed, t_ns: int, trigger: Event | None) -> None:
         armed.state = "due"
-        asked = t_ns if trigger is None else None
-        self._port.at(t_ns, lambda: self._fire(armed, asked, trigger))
+        self._port.at(t_ns, lambda: self._fire(armed, t_ns, trigger))
 
     # --- firing ---
 
-    def _fire(self, armed: _Armed, asked_ns: int | None, trigger: Event | None) -> None:
+    def _fire(self, armed: _Armed, asked_ns: int, trigger: Event | None, held: bool = False) -> None:
         if armed.state != "due" or self._over:
             return
         armed.state = "fired"
@@ -167,8 +166,11 @@ class Injector:
             "run.step",
             step=armed.index,
             do=step.do,
-            asked_ns=asked_ns,
+            asked_ns=asked_ns if trigger is None else None,
             trigger=trigger.id if trigger is not None else None,
+            phase=step.when.phase if step.when is not None else None,
+            held=held,
+            late_ns=max(0, self._port.now_ns() - asked_ns),
         )
         if step.fault is None:
             self._port.verb(step.do, step.parameters())

@@ -101,8 +101,18 @@ class ProcessFault(Fault):
 
 
 class Sigkill(ProcessFault):
+    def look(self) -> dict[str, int]:
+        observed = super().look()
+        self._part = self.params.get("part", "main")
+        if self._part != "main" and not isinstance(self.process, EngineProcess):
+            raise FaultRefused(f"sigkill of the {self._part}: {self.process.name} is no engine and has no such part")
+        return observed
+
     def inject(self) -> None:
-        self.process.die("killed")
+        if isinstance(self.process, EngineProcess) and self._part != "main":
+            self.process.engine.lose_child(self._part)
+        else:
+            self.process.die("killed")
 
 
 class RestartEmpty(ProcessFault):

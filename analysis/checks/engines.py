@@ -141,8 +141,10 @@ class NoStalePrefix(Check):
         return {"engine.finished": self._on_finished}
 
     def _on_finished(self, event: Event) -> None:
-        self.judged += 1
         stale = event.data["stale_cached_tokens"]
+        if stale is None:
+            return  # a real engine does not always tell; what was not seen is not judged
+        self.judged += 1
         if stale:
             self.violation(
                 f"request {event.data['request']} on {event.actor}/{event.inc} used {stale} cached tokens "

@@ -55,6 +55,7 @@ class History:
         self, request: str = "r1", at: str = "e0/1", tokens: int = 8, version: str = "1", **fields: Any
     ) -> Event:
         fields.setdefault("spans", [[version, 0, tokens, f"hash-{version}"]])
+        fields.setdefault("stale_cached_tokens", 0)
         return self("engine.finished", request=request, at=at, reason="length", completion_tokens=tokens, **fields)
 
     def done(

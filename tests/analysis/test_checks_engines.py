@@ -119,6 +119,9 @@ def test_stale_prefix() -> None:
     row = h.end().judged("no_stale_prefix")
     assert (row.result, row.witness) == ("fail", (stale.seq,))
     assert history().end().judged("no_stale_prefix").result == "inconclusive"
+    h = history()
+    h.finished("r1", cached_tokens=64, stale_cached_tokens=None)
+    assert h.end().judged("no_stale_prefix").result == "inconclusive"  # the engine did not tell
 
 
 # --- no_route_before_health

@@ -99,6 +99,27 @@ class TestProcesses:
             "fault.injected", "actor.died", "fault.healed",
         ]  # fmt: skip
 
+    @pytest.mark.parametrize(("part", "silence_s"), [("scheduler", 5.9), ("detokenizer", 66.0)])
+    def test_sigkill_of_a_child_is_silence_first_and_the_death_of_the_whole_engine_then(
+        self, part: str, silence_s: float
+    ) -> None:
+        async def body(backend: Any, simulation: Simulation) -> None:
+            _, client = await engine(backend)
+            call = asyncio.ensure_future(client.generate(request(1, 400)))
+            await asyncio.sleep(0.05)
+            began = asyncio.get_running_loop().time()
+            simulation.faults.inject("sigkill", Target(name="engine-0"), {"part": part}, must_hit={}, transient=True)
+            assert await backend.engines.alive("engine-0")
+            with pytest.raises(ConnectionLost):
+                await call
+            assert asyncio.get_running_loop().time() - began == pytest.approx(silence_s, abs=0.1)
+            assert not await backend.engines.alive("engine-0")
+            actor = await backend.spawn(Counter, name="counter")
+            with pytest.raises(FaultRefused, match="no engine"):
+                simulation.faults.inject("sigkill", Target(name=actor.name), {"part": part}, must_hit={})
+
+        run(body)
+
     def test_a_fault_that_meets_nothing_is_not_satisfied(self) -> None:
         async def body(backend: Any, simulation: Simulation) -> None:
             await engine(backend)
