@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 
+from analysis.errors import BadInput
 from analysis.reader import read_json
 from analysis.rundir import RunDir, write_manifest
 from analysis.verdict import differences, judge_run
@@ -25,7 +26,7 @@ def main() -> int:
         if _write_page(page):
             print(f"{page}: changed")
     shipped = RunDir.open(_SHIPPED_RUN)
-    if differences(judge_run(shipped), read_json(shipped.verdict)):
+    if not _judges_as_before(shipped):
         _run_anew()
         print(f"{_SHIPPED_RUN.relative_to(ROOT)}: changed")
     return 0
@@ -42,6 +43,13 @@ def _write_page(page: str) -> bool:
         if without_wall_times(text) != without_wall_times(block.text):
             replace_block(page, block, text)
     return path.read_text(encoding="utf-8") != before
+
+
+def _judges_as_before(shipped: RunDir) -> bool:
+    try:
+        return not differences(judge_run(shipped), read_json(shipped.verdict))
+    except BadInput:  # written by a version whose events had other fields
+        return False
 
 
 def _run_anew() -> None:
