@@ -101,6 +101,27 @@ class GenerateResult:
 
 
 @message
+class ForwardRequest:
+    """A client's JSON call that a gateway forwards as it is. ``body``: the text of a JSON object."""
+
+    request_id: str
+    route: str
+    body: str
+    idempotent: bool = True
+    """Whether sending it twice is harmless, as in GenerateRequest."""
+
+
+@message
+class ForwardReply:
+    """The text of a replica's answer, and which incarnation gave it after how many sends."""
+
+    body: str
+    engine: str
+    engine_incarnation: int
+    attempts: int
+
+
+@message
 class EngineAddress:
     """Where a replica is reached. ``incarnation`` tells two engines on one reused address apart (hazard H5)."""
 

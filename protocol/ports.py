@@ -8,7 +8,7 @@ asks which world it is in. The rules behind every method are in DESIGN.md ("The 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Generator
 from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 
 from protocol.messages import (
@@ -161,6 +161,37 @@ class EngineClient(Protocol):
         self, route: str, *, connect_timeout_s: float | None = None, read_timeout_s: float | None = None
     ) -> tuple[int, str]:
         """GET of /ready, /health, /metrics, /server_info, /v1/loads, ...: status and body. No status raises."""
+        ...
+
+    async def forward(
+        self,
+        route: str,
+        body: str,
+        *,
+        connect_timeout_s: float | None = None,
+        read_timeout_s: float | None = None,
+    ) -> str:
+        """POST a client's JSON text as it is (/generate, /v1/chat/completions, ...): the text of a 2xx answer.
+
+        Any other status raises HttpError with the answer's text in ``body``. One attempt. The key ``rid`` of the JSON
+        object names the request to the engine.
+        """
+        ...
+
+    def forward_stream(
+        self,
+        route: str,
+        body: str,
+        *,
+        connect_timeout_s: float | None = None,
+        read_timeout_s: float | None = None,
+    ) -> AsyncGenerator[str, None]:
+        """As ``forward`` of a body with ``"stream": true``: the data of each server-sent event, ``[DONE]`` included.
+
+        An answer that is no 2xx raises HttpError before the first item. One that ends without ``[DONE]`` raises
+        ConnectionLost after the items that came. ``read_timeout_s`` is for the whole answer. Closing the iterator
+        (``contextlib.aclosing``) closes the connection.
+        """
         ...
 
 

@@ -9,23 +9,28 @@ What it promises (scaling.md 5.1, hazards H4 and H5):
   all replicas equals the open calls at every instant. A 4xx and a cancellation are never retried.
 - A call of unknown outcome is sent again only if the request says that this is harmless.
 - The count is given back once, however the call ends. ``served`` counts successes.
+- A stream that breaks after its first event is never sent again: its reader has part of an answer already.
 - After a transport error a replica is *suspect*: not routed to until health readmits it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
-from collections.abc import Callable
-from typing import Any
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from typing import TypeVar
 
 from protocol.config import GatewayConfig
-from protocol.errors import HttpError, NetworkError, NoReplica, Outcome, SeatrialError
-from protocol.messages import EngineAddress, GenerateRequest, GenerateResult, message
-from protocol.ports import backend, data_call
+from protocol.errors import ConnectionLost, HttpError, NetworkError, NoReplica, Outcome, SeatrialError
+from protocol.messages import EngineAddress, ForwardReply, ForwardRequest, GenerateRequest, GenerateResult, message
+from protocol.ports import EngineClient, backend, data_call
+from protocol.serving.gateway_page import page
 from protocol.serving.pick_set import PickSet, Replica
 
 Key = tuple[str, int]
+Dispatched = GenerateRequest | ForwardRequest
+T = TypeVar("T")
 
 
 @message
@@ -86,26 +91,91 @@ class Gateway:
             NetworkError, HttpError: of the last attempt, earlier ones attached, their number in ``attempts``. A 4xx is
                 *not done*; the outcome is *unknown* as soon as that of any attempt is.
         """
+        config = self._config
+        result, replica, failures = await self._dispatch(
+            request,
+            lambda client: client.generate(
+                request, connect_timeout_s=config.connect_timeout_s, read_timeout_s=config.read_timeout_s
+            ),
+        )
+        self._release(request, replica, True)
+        return dataclasses.replace(result, attempts=len(failures) + 1) if failures else result
+
+    @data_call
+    async def forward(self, request: ForwardRequest) -> ForwardReply:
+        """As :meth:`generate`, for a client's own JSON. Raises as it does."""
+        config = self._config
+        body, replica, failures = await self._dispatch(
+            request,
+            lambda client: client.forward(
+                request.route,
+                request.body,
+                connect_timeout_s=config.connect_timeout_s,
+                read_timeout_s=config.read_timeout_s,
+            ),
+        )
+        self._release(request, replica, True)
+        return ForwardReply(body, replica.name, replica.incarnation, len(failures) + 1)
+
+    @data_call
+    async def forward_stream(self, request: ForwardRequest) -> AsyncGenerator[str, None]:
+        """As :meth:`forward`, for a streamed answer: the data of each event as it comes, ``[DONE]`` included.
+
+        Retried until the first event has come, never after it: the client has seen part of an answer then.
+        """
+        opened, replica, failures = await self._dispatch(request, lambda client: self._open(client, request))
+        event, events = opened
+        ok = False
+        try:
+            async with contextlib.aclosing(events):
+                yield event
+                async for event in events:
+                    replica.progress_at = self._now()
+                    yield event
+            ok = True
+        except (NetworkError, HttpError) as error:
+            self._blame(replica, error)
+            raise _conclude([*failures, error]) from None
+        finally:
+            self._release(request, replica, ok)
+
+    async def _open(self, client: EngineClient, request: ForwardRequest) -> tuple[str, AsyncGenerator[str, None]]:
+        """A stream whose first event has come: (that event, the rest)."""
+        config = self._config
+        events = client.forward_stream(
+            request.route,
+            request.body,
+            connect_timeout_s=config.connect_timeout_s,
+            read_timeout_s=config.read_timeout_s,
+        )
+        try:
+            return await anext(events), events
+        except StopAsyncIteration:
+            raise ConnectionLost(f"{request.route}: {client.address.name} streamed nothing") from None
+        except BaseException:
+            await events.aclose()
+            raise
+
+    async def _dispatch(
+        self, request: Dispatched, send: Callable[[EngineClient], Awaitable[T]]
+    ) -> tuple[T, Replica, list[SeatrialError]]:
+        """Pick, send and retry: the answer, the replica that gave it, *still counted*, and the failures before it."""
         if not self._picks.size:
             await self._wait_routable()
         config = self._config
         replica: Replica | None = self._pick(request)
         failures: list[SeatrialError] = []
         tried: list[Replica] = []
-        ok = False
+        answered = False
         try:
             while True:
                 if replica is None:
                     await self._wait_routable()
                     replica = self._pick(request)
                 try:
-                    result = await replica.client.generate(
-                        request, connect_timeout_s=config.connect_timeout_s, read_timeout_s=config.read_timeout_s
-                    )
-                    ok = True
-                    if failures:
-                        result = dataclasses.replace(result, attempts=len(failures) + 1)
-                    return result
+                    answer = await send(replica.client)
+                    answered = True
+                    return answer, replica, failures
                 except (NetworkError, HttpError) as error:
                     failures.append(error)
                     tried.append(replica)
@@ -120,10 +190,10 @@ class Gateway:
         except NoReplica as error:
             raise _conclude([*failures, error], len(failures)) from None
         finally:
-            if replica is not None:
-                self._release(request, replica, ok)
+            if replica is not None and not answered:
+                self._release(request, replica, False)
 
-    def _pick(self, request: GenerateRequest) -> Replica:
+    def _pick(self, request: Dispatched) -> Replica:
         """Pick and count in one step. Something must be routable, and nothing awaited since that was seen."""
         replica = self._picks.pick()
         if replica.in_flight == 1:
@@ -138,7 +208,7 @@ class Gateway:
         return replica
 
     def _elsewhere(
-        self, request: GenerateRequest, old: Replica, tried: list[Replica], why: str, failures: list[SeatrialError]
+        self, request: Dispatched, old: Replica, tried: list[Replica], why: str, failures: list[SeatrialError]
     ) -> Replica | None:
         """The replica that a retry goes to, counted. None: nobody is routable, so it waits, uncounted, as a new call.
 
@@ -163,12 +233,12 @@ class Gateway:
             waited = self._config.routable_wait_s
             raise NoReplica(f"none of {known} replicas was routable for {waited} s") from None
 
-    def _may_retry(self, request: GenerateRequest, error: SeatrialError, sent: int) -> bool:
+    def _may_retry(self, request: Dispatched, error: SeatrialError, sent: int) -> bool:
         if isinstance(error, HttpError) and error.fields["status"] < 500:
             return False
         return sent < self._config.attempts and (error.outcome is Outcome.NOT_DONE or request.idempotent)
 
-    def _move(self, request: GenerateRequest, old: Replica, tried: list[Replica], why: str) -> Replica | None:
+    def _move(self, request: Dispatched, old: Replica, tried: list[Replica], why: str) -> Replica | None:
         """Count on another replica, then no longer on this one, in one step: there is no instant without a count."""
         new = self._picks.pick_other(tried) or self._picks.pick_other([old])
         if new is None:
@@ -188,7 +258,7 @@ class Gateway:
         )
         return new
 
-    def _release(self, request: GenerateRequest, replica: Replica, ok: bool) -> None:
+    def _release(self, request: Dispatched, replica: Replica, ok: bool) -> None:
         if ok:
             replica.served += 1
             replica.server_errors = 0
@@ -331,28 +401,27 @@ class Gateway:
 
     async def metrics(self) -> str:
         """Prometheus text: per replica what is in flight, served and routable; retries and failures by cause."""
-        lines: list[str] = []
+        return page(self._replicas.values(), self._retries, self._failures)
 
-        def family(name: str, kind: str, text: str, samples: list[tuple[str, int]]) -> None:
-            lines.append(f"# HELP seatrial_gateway_{name} {text}")
-            lines.append(f"# TYPE seatrial_gateway_{name} {kind}")
-            lines.extend(f"seatrial_gateway_{name}{{{labels}}} {value}" for labels, value in samples)
+    async def models(self) -> str:
+        """The text of GET /v1/models of a routable replica, the longest in the roster first.
 
-        def by_replica(value: Callable[[Replica], Any]) -> list[tuple[str, int]]:
-            return [
-                (f'replica="{_escape(r.name)}",incarnation="{r.incarnation}"', int(value(r)))
-                for r in self._replicas.values()
-            ]
-
-        def by_cause(counts: dict[str, int]) -> list[tuple[str, int]]:
-            return [(f'cause="{_escape(cause)}"', counts[cause]) for cause in sorted(counts)]
-
-        family("in_flight", "gauge", "Calls open on a replica.", by_replica(lambda r: r.in_flight))
-        family("routable", "gauge", "Whether a replica is picked from.", by_replica(lambda r: r.routable))
-        family("served_total", "counter", "Successful calls of a replica.", by_replica(lambda r: r.served))
-        family("retries_total", "counter", "Calls moved to another replica.", by_cause(self._retries))
-        family("failed_attempts_total", "counter", "Attempts that failed.", by_cause(self._failures))
-        return "\n".join(lines) + "\n"
+        Raises:
+            NoReplica: nothing is routable, or nobody gave it (attached: why not).
+        """
+        failures: list[SeatrialError] = []
+        config = self._config
+        for replica in [r for r in self._replicas.values() if r.routable][: config.attempts]:
+            try:
+                status, text = await replica.client.get(
+                    "/v1/models", connect_timeout_s=config.connect_timeout_s, read_timeout_s=config.connect_timeout_s
+                )
+                if status == 200:
+                    return text
+                failures.append(HttpError(status=status, body=text))
+            except NetworkError as error:
+                failures.append(error)
+        raise NoReplica(f"/v1/models: none of {len(failures)} routable replicas gave it", attached=tuple(failures))
 
     # --- the pick set ---
 
@@ -395,7 +464,3 @@ def _conclude(failures: list[SeatrialError], attempts: int | None = None) -> Sea
     if any(e.outcome is Outcome.UNKNOWN for e in earlier):
         error.outcome = Outcome.UNKNOWN
     return error
-
-
-def _escape(label: str) -> str:
-    return label.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
