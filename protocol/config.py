@@ -37,6 +37,15 @@ class GatewayConfig(ComponentConfig):
     """That many 5xx in a row make a replica suspect (as the breaker of sglang-router)."""
 
 
+class HttpConfig(ComponentConfig):
+    """``protocol.serving.gateway_api.GatewayApi``."""
+
+    max_body_bytes: Count = 16 * 1024 * 1024
+    """Of a request; a longer one is refused with 413."""
+    retry_after_s: Count = 1
+    """What a client is told to wait before it repeats a call of which nothing was done."""
+
+
 class HealthConfig(ComponentConfig):
     """``protocol.serving.health.HealthProber`` (engines.md 3; scaling.md 9)."""
 

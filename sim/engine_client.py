@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator
 from typing import TYPE_CHECKING, Any
 
 from protocol.errors import ConnectionRefused
@@ -98,17 +99,49 @@ class EngineClientPort:
         self, request: GenerateRequest, *, connect_timeout_s: float | None = None, read_timeout_s: float | None = None
     ) -> AsyncIterator[int]:
         """Cumulative counts of output tokens. Tokens may coalesce; the end of the iteration is ``[DONE]``."""
-        items: asyncio.Queue[int | None] = asyncio.Queue()
-        exchange = self._exchange("/generate", request)
+        size = 4 * request.prompt_tokens
+        items: AsyncGenerator[int, None] = self._items("/generate", request, size, connect_timeout_s, read_timeout_s)
+        async with contextlib.aclosing(items):
+            async for count in items:
+                yield count
+
+    async def _items(
+        self, route: str, body: Any, size: int, connect_timeout_s: float | None, read_timeout_s: float | None
+    ) -> AsyncGenerator[Any, None]:
+        """What a streamed answer brings, item by item; its error after the items that came."""
+        items: asyncio.Queue[Any] = asyncio.Queue()
+        exchange = self._exchange(route, body)
         exchange.on_item = items.put_nowait
-        answer = exchange.open(4 * request.prompt_tokens, connect_timeout_s, read_timeout_s)
+        answer = exchange.open(size, connect_timeout_s, read_timeout_s)
         answer.add_done_callback(lambda _: items.put_nowait(None))
         try:
-            while (count := await items.get()) is not None:
-                yield count
+            while (item := await items.get()) is not None:
+                yield item
             await answer
         finally:
             exchange.abandon()
+
+    async def forward(
+        self,
+        route: str,
+        body: str,
+        *,
+        connect_timeout_s: float | None = None,
+        read_timeout_s: float | None = None,
+    ) -> str:
+        text: str = await self._call(route, body, len(body), connect_timeout_s, read_timeout_s)
+        return text
+
+    def forward_stream(
+        self,
+        route: str,
+        body: str,
+        *,
+        connect_timeout_s: float | None = None,
+        read_timeout_s: float | None = None,
+    ) -> AsyncGenerator[str, None]:
+        """The data of each server-sent event; an engine that dies closes the connection before ``[DONE]``."""
+        return self._items(route, body, len(body), connect_timeout_s, read_timeout_s)
 
     async def post(
         self,

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import inspect
 import json
 import selectors
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine
 from typing import Any
 
 from protocol.errors import ActorDied, ConnectionRefused, NameTaken, NoSuchActor, Outcome, StorageNotFound
@@ -74,10 +75,13 @@ class FakeHandle:
         self.dead = False
         self.fail_next: list[BaseException] = []
         self.lose_next = 0
+        self.cancelled = 0
         self.world = world
 
-    def __getattr__(self, method: str) -> Callable[..., Awaitable[Any]]:
+    def __getattr__(self, method: str) -> Callable[..., Any]:
         bound = getattr(self.target, method)
+        if inspect.isasyncgenfunction(bound):
+            return bound
 
         async def call(*args: Any, **kwargs: Any) -> Any:
             if self.dead:
@@ -91,6 +95,10 @@ class FakeHandle:
             return await bound(*args, **kwargs)
 
         return call
+
+    def cancel(self, call: Any) -> None:
+        """A call is a coroutine of the caller's here, so it has been cancelled with its wait."""
+        self.cancelled += 1
 
 
 class FakeStorage:
@@ -164,6 +172,7 @@ class FakeEngine:
     tokens: int = 0
     running: int = 0
     duration_s: float = 0.01
+    stream_tokens: int = 3
     generate_script: list[Any] = dataclasses.field(default_factory=list)
     post_script: list[Any] = dataclasses.field(default_factory=list)
     get_script: dict[str, list[Any]] = dataclasses.field(default_factory=dict)
@@ -259,6 +268,50 @@ class FakeClient:
     async def stream(self, request: GenerateRequest, **_: Any) -> AsyncIterator[int]:
         raise NotImplementedError
         yield 0
+
+    async def forward(
+        self,
+        route: str,
+        body: str,
+        *,
+        connect_timeout_s: float | None = None,
+        read_timeout_s: float | None = None,
+    ) -> str:
+        """Echoes the body, after what ``generate_script`` says."""
+        engine = self.engine
+        await self._script(engine.generate_script, read_timeout_s)
+        if not engine.alive:
+            raise ConnectionRefused(f"{engine.name} is dead")
+        engine.generated.append(json.loads(body).get("rid", ""))
+        engine.running += 1
+        try:
+            await self._work(engine.duration_s, read_timeout_s)
+        finally:
+            engine.running -= 1
+        return json.dumps({"route": route, "engine": engine.name, "body": json.loads(body)})
+
+    async def forward_stream(
+        self,
+        route: str,
+        body: str,
+        *,
+        connect_timeout_s: float | None = None,
+        read_timeout_s: float | None = None,
+    ) -> AsyncGenerator[str, None]:
+        """``stream_tokens`` events and ``[DONE]``; a step of ``generate_script`` before each event."""
+        engine = self.engine
+        if not engine.alive:
+            raise ConnectionRefused(f"{engine.name} is dead")
+        engine.generated.append(json.loads(body).get("rid", ""))
+        engine.running += 1
+        try:
+            for number in range(engine.stream_tokens):
+                await self._script(engine.generate_script, read_timeout_s)
+                await self._work(engine.duration_s, read_timeout_s)
+                yield json.dumps({"engine": engine.name, "token": number})
+            yield "[DONE]"
+        finally:
+            engine.running -= 1
 
     async def post(
         self,

@@ -23,6 +23,7 @@ MODELS = sorted(
 # Where each component's configuration is read.
 READERS = {
     "GatewayConfig": ("serving/gateway.py",),
+    "HttpConfig": ("serving/gateway_api.py",),
     "HealthConfig": ("serving/health.py",),
     "AdminConfig": ("serving/admin.py", "serving/recovery.py"),
     "RecoveryConfig": ("serving/recovery.py",),
