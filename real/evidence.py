@@ -10,10 +10,13 @@ import os
 import pathlib
 import time
 import urllib.parse
+from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any
 
 from protocol.evidence import Event, encode
+from real.breakpoints import Announcer, DriverGone
+from real.faults.table import TableFile
 
 OBSERVED = 2**52
 """From here on ``n`` is no place among the process's own events: another process wrote it (kill, SIGSTOP)."""
@@ -21,6 +24,8 @@ OBSERVED = 2**52
 
 class ProcessLog:
     """The events of one (actor, incarnation), with their counter ``n`` and Lamport clock ``lc``.
+
+    An event of a kind that a step waits for is a breakpoint: ``emit`` returns when the injector has acted.
 
     Args:
         folder: of the run; the same for all its processes.
@@ -34,6 +39,11 @@ class ProcessLog:
         self.incarnation = incarnation
         self.n = 0
         self.lc = 0
+        self.table = TableFile(folder)
+        """The faults in force, and the kinds that are breakpoints."""
+        self.listener: Callable[[Event], None] | None = None
+        """In the driver, whose own events need no way: sees every one."""
+        self._announcer = Announcer()
         self._started_ns = started_ns
         self._cause: ContextVar[str | None] = ContextVar("seatrial_cause", default=None)
         path = pathlib.Path(folder, "events", f"{urllib.parse.quote(actor, safe='')}-{incarnation}.jsonl")
@@ -70,9 +80,12 @@ class ProcessLog:
     def emit_for(self, actor: str, incarnation: int, number: int, kind: str, /, **fields: Any) -> None:
         """Write an event of another process that it cannot write itself. ``number``: unique in the run."""
         self.lc += 1
-        self._append(Event(0, self._now(), kind, actor, incarnation, OBSERVED + number, self.lc, self.latest, fields))
+        event = Event(0, self._now(), kind, actor, incarnation, OBSERVED + number, self.lc, self.latest, fields)
+        self._append(event)
+        self._show(event)
 
     def close(self) -> None:
+        self._announcer.close()
         os.close(self._file)
 
     def _write(self, kind: str, cause: str | None, fields: dict[str, Any]) -> str:
@@ -80,7 +93,20 @@ class ProcessLog:
         self._append(event)
         self.n += 1
         self.lc += 1
+        self._show(event)
         return event.id
+
+    def _show(self, event: Event) -> None:
+        """Let the driver see an event that is on disk and has had no effect yet, if anybody there wants to."""
+        if self.listener is not None:
+            self.listener(event)
+            return
+        table = self.table.look()
+        if event.kind in table.armed:
+            try:
+                self.lc = max(self.lc, self._announcer.announce(event, table))
+            except DriverGone as gone:
+                self._write("run.anomaly", None, {"what": "breakpoint_unanswered", "detail": str(gone)})
 
     def _append(self, event: Event) -> None:
         os.write(self._file, encode(event).encode())

@@ -46,8 +46,15 @@ class InjectorPort(Protocol):
         """Call at a time; at the present one: after the effect of the event that is being emitted."""
         ...
 
-    def hook(self, kind: str, see: Callable[[Event], None]) -> Callable[[], None]:
-        """Call ``see`` at every emission of a kind, before its effect; returns how to end that."""
+    def hook(
+        self, kind: str, see: Callable[[Event], None], *, where: dict[str, Any], from_ns: int, wait: bool
+    ) -> Callable[[], None]:
+        """Call ``see`` at emissions of a kind, before their effect; returns how to end that.
+
+        Args:
+            where, from_ns: events without these fields, or before this time, need not be shown.
+            wait: the effect must not happen before ``see`` has returned. Without it ``see`` may come a moment later.
+        """
         ...
 
     def observe(self, kind: str, **data: Any) -> None: ...
@@ -134,6 +141,7 @@ class Injector:
         when = armed.step.when
         assert when is not None
         counts_from = self._port.now_ns() + round(when.from_s * NS)
+        held = when.phase == "before" and not armed.step.after_s
 
         def see(event: Event) -> None:
             if armed.state != "waiting" or self._over or event.t_ns < counts_from or not _matches(event, when.where):
@@ -143,13 +151,13 @@ class Injector:
                 return
             if armed.off is not None:
                 armed.off()
-            if when.phase == "before" and not armed.step.after_s:
+            if held:
                 armed.state = "due"
                 self._fire(armed, event.t_ns, event, held=True)
             else:
                 self._due(armed, event.t_ns + round(armed.step.after_s * NS), event)
 
-        armed.off = self._port.hook(when.event, see)
+        armed.off = self._port.hook(when.event, see, where=when.where, from_ns=counts_from, wait=held)
 
     def _due(self, armed: _Armed, t_ns: int, trigger: Event | None) -> None:
         armed.state = "due"

@@ -41,7 +41,9 @@ class Port:
             self.now, _, fire = heapq.heappop(self.queue)
             fire()
 
-    def hook(self, kind: str, see: Callable[[Event], None]) -> Callable[[], None]:
+    def hook(
+        self, kind: str, see: Callable[[Event], None], *, where: dict[str, Any], from_ns: int, wait: bool
+    ) -> Callable[[], None]:
         self.hooks.setdefault(kind, []).append(see)
         return lambda: self.hooks[kind].remove(see)
 

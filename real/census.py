@@ -1,0 +1,127 @@
+"""Who runs where: one small file a process name in the run's folder, kept current by the process itself.
+
+The injector must know at once, and without asking anybody, what a fault is about to meet: whether a process lives,
+on which node, under which pid, and how many requests are in flight at it. A process that is stopped or blocked at a
+breakpoint answers no question, so it writes the answers down beforehand, into memory that outlives it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import mmap
+import os
+import pathlib
+import socket
+import struct
+import urllib.parse
+from typing import Any, Final, Literal, NamedTuple
+
+_IN_FLIGHT: Final = struct.Struct("<q")
+_SIZE: Final = 4096
+
+
+class ProcessCard(NamedTuple):
+    """What is known of the latest incarnation of a name. ``host``: the machine on which ``pid`` means something."""
+
+    name: str
+    incarnation: int
+    role: Literal["actor", "engine"]
+    node: str
+    pid: int
+    born: int
+    host: str
+    in_flight: int
+
+    @property
+    def alive(self) -> bool:
+        """Whether the process exists and is no zombie."""
+        try:
+            text = pathlib.Path(f"/proc/{self.pid}/stat").read_text()
+        except (FileNotFoundError, ProcessLookupError):
+            return False
+        fields = text.rpartition(")")[2].split()
+        # The kernel gives pids again: the start time tells one process from the next.
+        return fields[0] not in "ZX" and int(fields[19]) == self.born
+
+
+class OwnCard:
+    """The card of a process, as whoever runs it keeps it. The newest card of a name counts.
+
+    Args:
+        folder: of the run.
+        node: name of its node.
+        pid: of the process itself; of an engine, its main process.
+    """
+
+    def __init__(
+        self, folder: str, *, name: str, incarnation: int, role: Literal["actor", "engine"], node: str, pid: int
+    ) -> None:
+        card = {
+            "name": name, "incarnation": incarnation, "role": role, "node": node, "pid": pid, "born": _born(pid),
+            "host": socket.gethostname(),
+        }  # fmt: skip
+        path = _path(folder, name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        fresh = path.with_name(f"{path.name}.{incarnation}")
+        fresh.write_bytes((_IN_FLIGHT.pack(0) + json.dumps(card).encode() + b"\n").ljust(_SIZE, b"\0"))
+        with open(fresh, "r+b") as file:
+            self._memory = mmap.mmap(file.fileno(), _SIZE)
+        os.replace(fresh, path)
+        self._in_flight = 0
+
+    @property
+    def in_flight(self) -> int:
+        """Calls or generation requests between acceptance and answer."""
+        return self._in_flight
+
+    @in_flight.setter
+    def in_flight(self, count: int) -> None:
+        self._in_flight = count
+        _IN_FLIGHT.pack_into(self._memory, 0, count)
+
+
+class Census:
+    """Reads the cards of a run.
+
+    Args:
+        folder: of the run.
+    """
+
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
+
+    def find(self, name: str) -> ProcessCard | None:
+        """The latest incarnation of a name, dead or alive; None when there never was one."""
+        try:
+            raw = _path(self._folder, name).read_bytes()
+        except FileNotFoundError:
+            return None
+        (in_flight,) = _IN_FLIGHT.unpack_from(raw)
+        card: dict[str, Any] = json.loads(raw[_IN_FLIGHT.size : raw.index(b"\n", _IN_FLIGHT.size)])
+        return ProcessCard(in_flight=in_flight, **card)
+
+    def node_of(self, name: str) -> str:
+        """The node of a name; empty when nobody ever had it."""
+        card = self.find(name)
+        return "" if card is None else card.node
+
+    def everybody(self) -> list[ProcessCard]:
+        """The latest incarnation of every name, in the order of names."""
+        with contextlib.suppress(FileNotFoundError):
+            names = sorted(os.listdir(pathlib.Path(self._folder, "processes")))
+            cards = (self.find(urllib.parse.unquote(name[:-5])) for name in names if name.endswith(".card"))
+            return [card for card in cards if card is not None]
+        return []
+
+
+def _path(folder: str, name: str) -> pathlib.Path:
+    return pathlib.Path(folder, "processes", f"{urllib.parse.quote(name, safe='')}.card")
+
+
+def _born(pid: int) -> int:
+    """Start time of a process in clock ticks since the machine's; 0 for one that has ended already."""
+    try:
+        return int(pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
