@@ -237,8 +237,9 @@ _declare("run.started", "world", "First event but for the birth of the driver. W
         clock_error_ns="int: bound on the difference of two processes' clocks; 0 in sim",
         schema="int: version of this table")
 _declare("run.finished", "world", "Last event of a run that ended by itself.",
-        reason="str: completed, deadlock, livelock, time_limit or crash", detail="str: report, empty when completed",
-        events="int: events recorded before this one")
+        reason="str: completed, deadlock, livelock, endless_callback (a callback that did not come back in real time), "
+        "time_limit or crash",
+        detail="str: report, empty when completed", events="int: events recorded before this one")
 _declare("run.step", "world", "A scenario step fired.",
         step="int: index in the file", do="str: verb", asked_ns="int?: asked time, None for event-triggered steps",
         trigger="str?: id of the triggering event", phase="str?: before or after its effect, as asked",

@@ -26,6 +26,11 @@ _SETS = click.option(
 _JSON = click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
 _SEED = click.option("--seed", type=click.IntRange(0, 2**63 - 1), help="Instead of the scenario's own.")
 
+_HANG = click.option(
+    "--hang-after", "hang_after_s", type=click.FloatRange(0.1, 86_400), metavar="SECONDS",
+    help="End a run in which one step of a component takes so much real time (default 60).",
+)  # fmt: skip
+
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 def cli() -> None:
@@ -86,6 +91,7 @@ def schema() -> None:
 @_JSON
 @click.option("--no-report", is_flag=True, help="Leave out report.html and trace.json.")
 @click.option("--explore", is_flag=True, help="Draw orders and delays from the seed, as a sweep does.")
+@_HANG
 def run(
     scenario: str,
     backend: Any,
@@ -95,6 +101,7 @@ def run(
     as_json: bool,
     no_report: bool,
     explore: bool,
+    hang_after_s: float | None,
 ) -> None:
     """Run a scenario and judge it."""
     shell = Shell(as_json)
@@ -104,7 +111,10 @@ def run(
     repeat = repeat_command(scenario, seed, changes, explore)
     out = default_directory(checked, backend, seed) if out is None else out
     with shell.running(checked.name, _expected_s(checked, traces)) as watch:
-        ran = run_in_sim(checked, seed, out=out, repeat=repeat, explore=explore, report=not no_report, watch=watch)
+        ran = run_in_sim(
+            checked, seed,
+            out=out, repeat=repeat, explore=explore, report=not no_report, watch=watch, hang_after_s=hang_after_s,
+        )  # fmt: skip
     shell.ran(checked, seed, ran, traces, repeat)
     sys.exit(ran.verdict.exit_code)
 

@@ -157,6 +157,7 @@ def run_in_sim(
     explore: bool = False,
     report: bool = True,
     watch: Watch | None = None,
+    hang_after_s: float | None = None,
 ) -> Ran:
     """Run a scenario in the simulated world and judge it live.
 
@@ -168,6 +169,7 @@ def run_in_sim(
         explore: draw orders and delays from the seed, as sweeps do.
         report: write report.html and trace.json too.
         watch: called some hundred events apart.
+        hang_after_s: real seconds in which a callback of an actor must come back; None: sim.watchdog's.
 
     Raises:
         BadInput: the folder exists or cannot be written.
@@ -199,7 +201,7 @@ def run_in_sim(
         if watch is not None:
             watch(stage)
 
-    stage = SimStage(scenario, seed, sinks=[judge.feed], write=write, explore=explore)
+    stage = SimStage(scenario, seed, sinks=[judge.feed], write=write, explore=explore, hang_after_s=hang_after_s)
     try:
         with stage, contextlib.redirect_stdout(sys.stderr):  # stdout is for results; a component may print
             result = stage.run()

@@ -47,6 +47,7 @@ class SimStage:
         write: takes the encoded lines.
         explore: draw orders and delays from the seed.
         copy_always: copy declared immutable messages too.
+        hang_after_s: real seconds in which a callback of an actor must come back; None: sim.watchdog's.
     """
 
     def __init__(
@@ -58,6 +59,7 @@ class SimStage:
         write: Callable[[bytes], object] | None = None,
         explore: bool = False,
         copy_always: bool = False,
+        hang_after_s: float | None = None,
     ) -> None:
         self.scenario = scenario
         self.seed = seed
@@ -72,6 +74,7 @@ class SimStage:
             copy_always=copy_always,
             timings=_timings(scenario),
             costs_s=_costs(scenario),
+            hang_after_s=hang_after_s,
         )
         self.world = self.simulation.world
         self.progress = Progress()
@@ -190,8 +193,10 @@ class SimStage:
     def at(self, t_ns: int, fire: Callable[[], None]) -> None:
         self.world.clock.call_at(t_ns, fire)
 
-    def hook(self, kind: str, see: Callable[[Event], None]) -> Callable[[], None]:
-        return self.world.hook(kind, see)
+    def hook(
+        self, kind: str, see: Callable[[Event], None], *, where: dict[str, Any], from_ns: int, wait: bool
+    ) -> Callable[[], None]:
+        return self.world.hook(kind, see)  # every emission is shown, and its effect waits, in any case
 
     def observe(self, kind: str, **data: Any) -> None:
         self.world.observe(kind, **data)

@@ -23,7 +23,7 @@ class Draw(Protocol):
 
 
 class SimulationStopped(Exception):
-    """The run cannot go on. ``reason`` is deadlock, livelock or crash; ``report`` says who waits for whom."""
+    """The run cannot go on. ``reason`` is that of ``run.finished``; ``report`` says who waits for whom."""
 
     def __init__(self, reason: str, report: str) -> None:
         super().__init__(f"{reason}: {report}")

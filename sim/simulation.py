@@ -24,6 +24,7 @@ from sim.placement import PlacementGroupTable
 from sim.storage import SharedStorage
 from sim.timings import Timings, ns
 from sim.virtual import Virtual
+from sim.watchdog import HANG_AFTER_S, Watchdog
 from sim.world import World
 
 T = TypeVar("T")
@@ -43,6 +44,7 @@ class Simulation:
         drift_ppb: bound of the nodes' clock drift, parts per billion.
         wall_epoch_s: what wall clocks show at time 0.
         fast_path: let engines skip ahead and messages take the short way; results are equal without.
+        hang_after_s: real seconds in which a callback of an actor must come back; None: the watchdog's.
     """
 
     def __init__(
@@ -62,6 +64,7 @@ class Simulation:
         drift_ppb: int = 0,
         wall_epoch_s: float = 1_700_000_000.0,
         fast_path: bool = True,
+        hang_after_s: float | None = None,
     ) -> None:
         self.timings = Timings() if timings is None else timings
         self.world = World(
@@ -104,6 +107,7 @@ class Simulation:
         )
         self.system.on_class = self._adopt
         self._body_open = False
+        self._hang_after_s = HANG_AFTER_S if hang_after_s is None else hang_after_s
         previous = self.world.kernel.open_work
         self.world.kernel.open_work = lambda: [*previous(), *(["the driver's body"] if self._body_open else [])]
 
@@ -123,7 +127,7 @@ class Simulation:
         """Run ``await body(backend)`` in the driver to its end, inside ``with``. May be called again.
 
         Raises:
-            SimulationStopped: deadlock, livelock, or the time limit was reached.
+            SimulationStopped: deadlock, livelock, an endless callback, or the time limit was reached.
         """
 
         async def main() -> T:
@@ -133,7 +137,8 @@ class Simulation:
         task = self.driver.task(main(), "body")
         self._body_open = True
         try:
-            reason = self.world.kernel.run(task.done, until_ns=limit)
+            with Watchdog(self.world.kernel, self._hang_after_s):
+                reason = self.world.kernel.run(task.done, until_ns=limit)
         finally:
             self._body_open = False
         if reason != "completed":

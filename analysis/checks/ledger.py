@@ -14,6 +14,8 @@ from protocol.evidence import Event
 
 Process = tuple[str, int]
 
+_STUCK = ("deadlock", "livelock", "endless_callback", "time_limit")
+
 
 class Run:
     """A request being run by an engine, or that an engine finished."""
@@ -204,4 +206,4 @@ class Ledger:
     @property
     def stuck(self) -> bool:
         """The run ended because nothing went on: what is open then will never end."""
-        return self.finished is not None and self.finished.data["reason"] in ("deadlock", "livelock", "time_limit")
+        return self.finished is not None and self.finished.data["reason"] in _STUCK

@@ -10,7 +10,7 @@ _WAITS_SHOWN = 8
 
 
 class RunFinished(Check):
-    """The run ended by itself and completed; a deadlock or livelock is a failure, with who waits for whom."""
+    """The run ended by itself and completed; deadlock, livelock and endless callback fail, with who waits for whom."""
 
     name = "run_finished"
     expected = "completed"

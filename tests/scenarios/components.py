@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 
 from protocol.config import GatewayConfig
 from protocol.messages import GenerateRequest, GenerateResult
@@ -43,6 +44,43 @@ class ForgetfulGateway(Gateway):
         if self._seen == 10:
             await asyncio.get_running_loop().create_future()
         return await super().generate(request)
+
+
+class SpinningGateway(ForgetfulGateway):
+    """Never comes back from the tenth request: the step goes on for ever, without an await."""
+
+    @data_call
+    async def generate(self, request: GenerateRequest) -> GenerateResult:
+        self._seen += 1
+        while self._seen == 10:
+            pass
+        return await Gateway.generate(self, request)
+
+
+class ClingingGateway(ForgetfulGateway):
+    """As the spinning one, and it catches whatever would end it."""
+
+    @data_call
+    async def generate(self, request: GenerateRequest) -> GenerateResult:
+        self._seen += 1
+        while self._seen == 10:
+            try:
+                while True:
+                    pass
+            except BaseException:  # noqa: S112 - the defect
+                continue
+        return await Gateway.generate(self, request)
+
+
+class DeafGateway(ForgetfulGateway):
+    """As the spinning one, but in C code, which no signal handler of Python interrupts."""
+
+    @data_call
+    async def generate(self, request: GenerateRequest) -> GenerateResult:
+        self._seen += 1
+        if self._seen == 10:
+            sum(itertools.repeat(0))
+        return await Gateway.generate(self, request)
 
 
 class LitteringGateway(Gateway):

@@ -38,6 +38,11 @@ limits: {time_limit_s: 100, converge_within_s: 10, shadow_s: 5}
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
+def component_of(component: str) -> str:
+    """The ``--set`` that puts a class of ``tests/scenarios/components.py`` in place of the gateway."""
+    return f"topology.services.chat.components={{gateway: 'tests.scenarios.components:{component}'}}"
+
+
 @pytest.fixture
 def small() -> Callable[..., Scenario]:
     """The small scenario, with ``--set`` changes."""

@@ -17,7 +17,7 @@ import yaml
 
 from scenarios.json_schema import scenario_schema
 from scenarios.load import CATALOG, catalog
-from tests.scenarios.conftest import ROOT, SMALL, Command
+from tests.scenarios.conftest import ROOT, SMALL, Command, component_of
 
 
 def test_list_show_and_validate(command: Command, small_file: pathlib.Path) -> None:
@@ -174,12 +174,8 @@ def test_workers_end_with_a_sweep_that_is_killed(tmp_path: pathlib.Path) -> None
     assert len(workers) == 3
 
 
-def _with(component: str) -> str:
-    return f"topology.services.chat.components={{gateway: 'tests.scenarios.components:{component}'}}"
-
-
 def test_what_a_component_prints_is_no_result(command: Command, small_file: pathlib.Path) -> None:
-    changes = ("--set", _with("PrintingGateway"), "--set", "workload.for_s=0.5", "--json")
+    changes = ("--set", component_of("PrintingGateway"), "--set", "workload.for_s=0.5", "--json")
     ran = command("run", small_file, "--backend", "sim", *changes)
     assert json.loads(ran.stdout)["result"] == "pass" and "hello from the gateway" in ran.stderr
     proved = command("prove", small_file, *changes)
@@ -190,7 +186,7 @@ def test_what_a_component_prints_is_no_result(command: Command, small_file: path
 def test_a_component_that_fails_oddly_replays_and_fails(
     command: Command, small_file: pathlib.Path, component: str
 ) -> None:
-    changes = ("--set", _with(component), "--set", "workload.for_s=0.5", "--json")
+    changes = ("--set", component_of(component), "--set", "workload.for_s=0.5", "--json")
     ran = command("run", small_file, "--backend", "sim", *changes)
     assert ran.returncode == 1 and "Traceback" not in ran.stderr
     assert b" at 0x" not in (small_file.parent / json.loads(ran.stdout)["run_directory"] / "events.jsonl").read_bytes()
