@@ -87,7 +87,8 @@ class Routes:
 
     def __init__(self, table: Mapping[tuple[str, str], Handler], *, max_body_bytes: int, retry_after_s: int) -> None:
         self._table = dict(table)
-        self._max_body_bytes = max_body_bytes
+        self.paths = tuple(dict.fromkeys(path for _, path in table))
+        self.max_body_bytes = max_body_bytes
         self._retry_after_s = retry_after_s
 
     async def handle(self, request: HttpRequest) -> HttpAnswer | HttpStream:
@@ -117,19 +118,19 @@ class Routes:
 
     def too_long(self) -> Refusal:
         """The refusal of a body that is longer than allowed; a server raises it before it has read all of one."""
-        return Refusal(413, f"the body is longer than {self._max_body_bytes} bytes", "request_too_large")
+        return Refusal(413, f"the body is longer than {self.max_body_bytes} bytes", "request_too_large")
 
     def _find(self, request: HttpRequest) -> Handler:
         handler = self._table.get((request.method, request.path))
         if handler is None:
             methods = [method for method, path in self._table if path == request.path]
             if not methods:
-                known = ", ".join(dict.fromkeys(path for _, path in self._table))
+                known = ", ".join(self.paths)
                 raise Refusal(404, f"no route {request.path}; there are {known}", "not_found")
             allowed = ", ".join(methods)
             text = f"{request.path} takes {allowed}, not {request.method}"
             raise Refusal(405, text, "method_not_allowed", (("Allow", allowed),))
-        if len(request.body) > self._max_body_bytes:
+        if len(request.body) > self.max_body_bytes:
             raise self.too_long()
         return handler
 

@@ -23,11 +23,13 @@ CHAT = "/v1/chat/completions"
 class Front:
     """An API over a gateway with engines, and shorthands to talk to it."""
 
-    def __init__(self, world: FakeBackend, engines: tuple[FakeEngine, ...], handle: FakeHandle, api: GatewayApi) -> None:
+    def __init__(
+        self, world: FakeBackend, engines: tuple[FakeEngine, ...], handle: FakeHandle, http: HttpConfig
+    ) -> None:
         self.world = world
         self.engines = engines
         self.handle = handle
-        self.api = api
+        self.api = GatewayApi(http, handle)
 
     async def send(
         self, method: str, path: str, body: Any = None, headers: tuple[tuple[str, str], ...] = ()
@@ -53,14 +55,14 @@ class Front:
 
 
 def served(
-    body: Callable[[Front], Awaitable[None]], count: int = 2, http: HttpConfig = HttpConfig(), **gateway: Any
+    body: Callable[[Front], Awaitable[None]], count: int = 2, http: HttpConfig | None = None, **gateway: Any
 ) -> None:
     async def in_world(world: FakeBackend) -> None:
         engines = await fleet(world, count)
         handle = await world.spawn(Gateway, GatewayConfig(**gateway), name="gateway")
         for engine in engines:
             await handle.add_replica(engine.address)
-        front = Front(world, engines, handle, GatewayApi(http, handle))
+        front = Front(world, engines, handle, http or HttpConfig())
         await body(front)
         assert await front.in_flight() == 0, "a count was not given back"
 

@@ -1,0 +1,137 @@
+"""One HTTP call to an engine: its errors as ours, each with what is known of the outcome; server-sent events."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+
+import aiohttp
+
+from protocol.errors import ConnectionLost, ConnectionRefused, ConnectTimeout, HttpError, ReadTimeout
+
+_LONGEST_EVENT = 64 << 20  # one line of a stream; SGLang's text is cumulative, and logprobs are long
+_JSON = {"Content-Type": "application/json"}
+
+
+def new_session() -> aiohttp.ClientSession:
+    """A session with a connection per call. On one that is kept, a server that closes it looks like one that died."""
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0, force_close=True),
+        timeout=aiohttp.ClientTimeout(total=None),
+        read_bufsize=1 << 20,
+        max_line_size=1 << 16,
+    )
+
+
+@contextlib.asynccontextmanager
+async def answered(
+    session: aiohttp.ClientSession,
+    method: str,
+    url: str,
+    *,
+    data: str | None = None,
+    headers: Mapping[str, str] | None = None,
+    connect_timeout_s: float | None = None,
+    read_timeout_s: float | None = None,
+) -> AsyncIterator[aiohttp.ClientResponse]:
+    """Send a request; the answer's head has come when the block begins, its body may be read in the block.
+
+    Args:
+        read_timeout_s: for the whole answer, counted from the start of the call.
+
+    Raises:
+        ConnectTimeout, ConnectionRefused: not done.
+        ReadTimeout, ConnectionLost: unknown. Also in the block.
+    """
+    timeout = aiohttp.ClientTimeout(total=read_timeout_s, sock_connect=connect_timeout_s)
+    try:
+        async with session.request(method, url, data=data, headers=headers, timeout=timeout) as response:
+            yield response
+    except aiohttp.ConnectionTimeoutError:
+        raise ConnectTimeout(f"{url}: no connection within {connect_timeout_s} s") from None
+    except aiohttp.ClientConnectorError as error:
+        raise ConnectionRefused(f"{url}: {error.strerror or error}") from None
+    except TimeoutError:
+        raise ReadTimeout(f"{url}: no whole answer within {read_timeout_s} s") from None
+    except (aiohttp.ClientError, ConnectionError) as error:
+        raise ConnectionLost(f"{url}: {type(error).__name__}: {error}") from None
+
+
+async def post_text(
+    session: aiohttp.ClientSession,
+    url: str,
+    body: str,
+    *,
+    connect_timeout_s: float | None = None,
+    read_timeout_s: float | None = None,
+) -> str:
+    """POST JSON text: the text of a 2xx answer (``EngineClient.forward``)."""
+    async with answered(
+        session, "POST", url, data=body, headers=_JSON,
+        connect_timeout_s=connect_timeout_s, read_timeout_s=read_timeout_s,
+    ) as response:  # fmt: skip
+        text = await response.text(errors="replace")
+    if not 200 <= response.status < 300:
+        raise HttpError(status=response.status, body=text)
+    return text
+
+
+async def post_stream(
+    session: aiohttp.ClientSession,
+    url: str,
+    body: str,
+    *,
+    connect_timeout_s: float | None = None,
+    read_timeout_s: float | None = None,
+) -> AsyncGenerator[str, None]:
+    """POST JSON text: the data of each event of a streamed answer (``EngineClient.forward_stream``)."""
+    async with answered(
+        session, "POST", url, data=body, headers=_JSON,
+        connect_timeout_s=connect_timeout_s, read_timeout_s=read_timeout_s,
+    ) as response:  # fmt: skip
+        if not 200 <= response.status < 300:
+            raise HttpError(status=response.status, body=await response.text(errors="replace"))
+        async with contextlib.aclosing(events(response.content)) as found:
+            async for data in found:
+                yield data
+                if data == "[DONE]":
+                    return
+    raise ConnectionLost(f"{url}: the stream ended without [DONE]")
+
+
+async def events(content: aiohttp.StreamReader) -> AsyncGenerator[str, None]:
+    """The data of each server-sent event; several ``data:`` lines of one are joined by newlines.
+
+    Raises:
+        ConnectionLost: a line longer than 64 MiB, or the end of the content inside an event.
+    """
+    lines: list[str] = []
+    pending = b""
+    async for chunk in content.iter_any():
+        *whole, pending = (pending + chunk).split(b"\n")
+        if len(pending) > _LONGEST_EVENT:
+            raise ConnectionLost(f"a line of a stream is longer than {_LONGEST_EVENT} bytes")
+        for raw in whole:
+            line = raw.rstrip(b"\r").decode("utf-8", "replace")
+            if line.startswith("data:"):
+                lines.append(line[5:].removeprefix(" "))
+            elif not line and lines:
+                yield "\n".join(lines)
+                lines = []
+            # Comments and the other fields (event, id, retry) say nothing to a client of these routes.
+    if lines or pending:
+        raise ConnectionLost("a stream ended inside an event")
+
+
+async def get_text(
+    session: aiohttp.ClientSession,
+    url: str,
+    *,
+    connect_timeout_s: float | None = None,
+    read_timeout_s: float | None = None,
+) -> tuple[int, str]:
+    """GET: status and text (``EngineClient.get``)."""
+    async with answered(
+        session, "GET", url, connect_timeout_s=connect_timeout_s, read_timeout_s=read_timeout_s
+    ) as response:
+        return response.status, await response.text(errors="replace")

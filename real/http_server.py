@@ -1,0 +1,209 @@
+"""Serves the protocol layer's HTTP handlers with aiohttp (handlers: `protocol.serving.http`).
+
+Loopback unless told otherwise; any other address needs a bearer token. A client that goes away cancels its handler,
+and with it what was forwarded. Stopping: nothing new is accepted, what is in flight may finish for a bounded time,
+the rest is cancelled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import ipaddress
+from typing import Annotated, Any
+
+from aiohttp import web
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
+
+from protocol.config import HttpConfig, Seconds, SecondsOrNone
+from protocol.ports import ActorHandle
+from protocol.serving.gateway_api import GatewayApi
+from protocol.serving.http import HttpAnswer, HttpRequest, HttpStream, Refusal, Routes
+from real.http_metrics import HttpMetrics
+
+_SHORTEST_TOKEN = 16
+_CLOSE_S = 1.0  # for aiohttp to close what has been cancelled
+
+
+class PortTaken(Exception):
+    """The address cannot be bound; nothing was started."""
+
+
+class ServerSettings(BaseModel):
+    """Where to serve, and for whom."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    host: str = "127.0.0.1"
+    port: Annotated[int, Field(ge=0, le=65535)] = 0
+    """0: any free one."""
+    token: SecretStr = SecretStr("")
+    """What a client must bring as ``Authorization: Bearer ...``. Empty: none, on loopback only."""
+    shutdown_grace_s: SecondsOrNone = 30.0
+    """How long what is in flight may go on once the server is asked to stop."""
+    body_timeout_s: Seconds = 60.0
+    """For a client to send a whole body."""
+
+    @model_validator(mode="after")
+    def _guarded(self) -> ServerSettings:
+        token = self.token.get_secret_value()
+        if not token and not is_loopback(self.host):
+            raise ValueError(
+                f"host {self.host!r} is reachable from other machines and needs a token; give one or use 127.0.0.1"
+            )
+        if token and (len(token) < _SHORTEST_TOKEN or not token.isascii() or not token.isprintable() or " " in token):
+            raise ValueError(f"token: at least {_SHORTEST_TOKEN} printable ASCII characters without spaces")
+        return self
+
+
+class HttpServer:
+    """One listening address in front of a table of handlers.
+
+    Args:
+        routes: answers every request.
+        settings: address, token, bounds of time.
+    """
+
+    def __init__(self, routes: Routes, settings: ServerSettings) -> None:
+        self._routes = routes
+        self._settings = settings
+        self._metrics = HttpMetrics(routes.paths)
+        self._open: set[asyncio.Task[Any]] = set()
+        self._runner: web.AppRunner | None = None
+
+    async def start(self) -> tuple[str, int]:
+        """Listen; returns (host, port). Raises PortTaken."""
+        settings = self._settings
+        app = web.Application(client_max_size=self._routes.max_body_bytes + 1)  # aiohttp refuses one that is as long
+        app.router.add_route("*", "/{path:.*}", self._handle)
+        runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=_CLOSE_S)
+        await runner.setup()
+        try:
+            await web.TCPSite(runner, settings.host, settings.port, backlog=1024).start()
+        except OSError as error:
+            await runner.cleanup()
+            raise PortTaken(f"cannot listen on {settings.host}:{settings.port}: {error.strerror}") from error
+        self._runner = runner
+        host, port, *_ = runner.addresses[0]
+        return host, port
+
+    async def stop(self) -> None:
+        """Stop accepting, let what is in flight finish for ``shutdown_grace_s``, cancel the rest. Idempotent."""
+        runner, self._runner = self._runner, None
+        if runner is None:
+            return
+        for site in list(runner.sites):
+            await site.stop()
+        await asyncio.sleep(0)  # a request that had just arrived counts as in flight
+        assert runner.server is not None
+        runner.server.pre_shutdown()  # idle connections close now, the others after their answer
+        if self._open:
+            _, late = await asyncio.wait(set(self._open), timeout=self._settings.shutdown_grace_s)
+            for task in late:
+                task.cancel()
+        await runner.cleanup()
+
+    async def _handle(self, raw: web.Request) -> web.StreamResponse:
+        task = asyncio.current_task()
+        assert task is not None
+        self._open.add(task)
+        try:
+            with self._metrics.request(raw.path) as seen:
+                answer = await self._answer(raw)
+                if isinstance(answer, HttpStream):
+                    seen.status = 200
+                    return await _send_stream(raw, answer)
+                seen.status = answer.status
+                return _whole(answer)
+        finally:
+            self._open.discard(task)
+
+    async def _answer(self, raw: web.Request) -> HttpAnswer | HttpStream:
+        try:
+            self._check_token(raw)
+            body = await self._body(raw)
+        except Refusal as refusal:
+            raw.protocol.keep_alive(False)  # the body may not have been read
+            return self._routes.failed(refusal)
+        headers = tuple((name.lower(), value) for name, value in raw.headers.items())
+        answer = await self._routes.handle(HttpRequest(raw.method, raw.path, headers, body))
+        if raw.path == "/metrics" and isinstance(answer, HttpAnswer) and answer.status == 200:
+            try:
+                return self._metrics.page(answer.body)
+            except ValueError as error:  # a page of a component of the user's
+                return self._routes.failed(error)
+        return answer
+
+    def _check_token(self, raw: web.Request) -> None:
+        token = self._settings.token.get_secret_value()
+        if not token:
+            return
+        given = raw.headers.get("Authorization", "").encode("utf-8", "surrogateescape")
+        if not hmac.compare_digest(given, f"Bearer {token}".encode()):
+            raise Refusal(
+                401, "Authorization: Bearer with the token is needed", "authentication_error",
+                (("WWW-Authenticate", "Bearer"),),
+            )  # fmt: skip
+
+    async def _body(self, raw: web.Request) -> bytes:
+        if raw.content_length is not None and raw.content_length > self._routes.max_body_bytes:
+            raise self._routes.too_long()
+        try:
+            async with asyncio.timeout(self._settings.body_timeout_s):
+                return await raw.read()
+        except web.HTTPRequestEntityTooLarge:
+            raise self._routes.too_long() from None
+        except TimeoutError:
+            waited = self._settings.body_timeout_s
+            raise Refusal(408, f"the body did not arrive within {waited:g} s", "request_timeout") from None
+
+
+def _whole(answer: HttpAnswer) -> web.Response:
+    response = web.Response(status=answer.status, body=answer.body.encode(), headers=dict(answer.headers))
+    response.headers["Content-Type"] = answer.content_type
+    return response
+
+
+async def _send_stream(raw: web.Request, answer: HttpStream) -> web.StreamResponse:
+    headers = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
+    response = web.StreamResponse(headers=headers)
+    async with contextlib.aclosing(answer.events) as events:
+        await response.prepare(raw)
+        async for event in events:
+            # Waits while the client reads slowly, so that no more than a few events are ever kept for it.
+            await response.write("".join(f"data: {line}\n" for line in event.split("\n")).encode() + b"\n")
+        await response.write_eof()
+    return response
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address is reachable from this machine alone. Of names only ``localhost`` is known to be."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+class HttpFront:
+    """A gateway's HTTP API as an actor: it listens on the node it runs on.
+
+    Args:
+        settings: where to listen.
+        config: bounds of the handlers.
+        gateway: handle of the Gateway.
+    """
+
+    def __init__(self, settings: ServerSettings, config: HttpConfig, gateway: ActorHandle) -> None:
+        self._server = HttpServer(GatewayApi(config, gateway).routes, settings)
+        self._address = ("", 0)
+
+    async def start(self) -> None:
+        self._address = await self._server.start()
+
+    async def stop(self) -> None:
+        await self._server.stop()
+
+    async def address(self) -> tuple[str, int]:
+        """(host, port) where it listens."""
+        return self._address
