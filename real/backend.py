@@ -19,7 +19,13 @@ from protocol import ports
 from protocol.errors import NoSuchActor
 from protocol.evidence import check_may_emit
 from real.caller import Caller
+from real.census import Census, OwnCard
+from real.engines.port import RealEngines
+from real.engines.settings import EngineSettings
 from real.evidence import ProcessLog
+from real.faults.links import Links
+from real.faults.table import FaultTable
+from real.faults.traffic import FaultyTraffic
 from real.handles import RealHandle
 from real.placement import RayPlacementGroups, remove_groups_of
 from real.registry import NAMESPACE, REGISTRY, NameRegistry, ProcessIdentity, RunConfig
@@ -37,15 +43,24 @@ class RealBackend:
     def __init__(self, run: RunConfig, identity: ProcessIdentity) -> None:
         self.run = run
         self.log = ProcessLog(run.folder, identity.name, identity.incarnation, run.started_ns)
-        self.caller = Caller(run, identity, self.log)
+        self.census = Census(run.folder)
+        self.faults = FaultTable(run.folder, self.log.table, self.log.emit, f"{identity.name}/{identity.incarnation}")
+        links = Links(self.faults, self.census, self.log)
+        self.caller = Caller(run, identity, self.log, links)
         self._me = RealHandle(self.caller, identity.name, identity.incarnation, identity.calls, identity.streams)
         self.hosts: type | None = None
         """The class of the actor in this process; None in the driver's."""
         self._node: str = ray.get_runtime_context().get_node_id()
         self._registry = ray.get_actor(REGISTRY, namespace=NAMESPACE)
-        self._storage = FileStorage(os.path.join(run.folder, "storage"), self.log)
+        self._storage = FileStorage(os.path.join(run.folder, "storage"), self.log, self.faults)
         self._groups = RayPlacementGroups(run.run, self.log, self.new_id)
         self._spawner = Spawner(run, identity, self.log, self.caller, self._registry, self._groups)
+        self._engines: RealEngines | None = None
+        if run.engines is not None:
+            self._engines = RealEngines(
+                run, identity, self.log, self.caller, self._registry, self._spawner, self._send_signal,
+                FaultyTraffic(links, self.faults),
+            )  # fmt: skip
         self.crashed: Callable[[BaseException], None] = self.crash
 
     # ---- the port ----
@@ -63,8 +78,10 @@ class RealBackend:
         return self._groups
 
     @property
-    def engines(self) -> ports.Engines:
-        raise NotImplementedError("the real world has no serving engines yet; run this scenario with --backend sim")
+    def engines(self) -> RealEngines:
+        if self._engines is None:
+            raise RuntimeError("this run has no serving engines: run_real was called without engines=EngineSettings(...)")
+        return self._engines
 
     @property
     def storage(self) -> FileStorage:
@@ -135,7 +152,7 @@ class RealBackend:
         time.sleep(duration_s)
 
     def wall_time(self) -> float:
-        return time.time()
+        return time.time() + self.faults.wall_skew_s(self.node)
 
     def new_id(self, prefix: str) -> str:
         return f"{prefix}-{self.caller.next_number():016x}"
@@ -149,6 +166,11 @@ class RealBackend:
     def own_process(self) -> None:
         """Make this the backend of its process. Ray's event loops are not ours to mark, so it is kept per process."""
         ports._process_backend.append(self)
+        me = self._me
+        self.card = OwnCard(
+            self.run.folder, name=me.name, incarnation=me.incarnation, role="actor" if me.incarnation else "driver",
+            node=self.node, pid=os.getpid(),
+        )  # fmt: skip
 
     def leave_process(self) -> None:
         ports._process_backend.remove(self)
@@ -183,6 +205,10 @@ class RealBackend:
     async def end_run(self) -> None:
         """End what the run has left, stopped processes and placement groups included."""
         await self.caller.give_up()
+        if self._engines is not None:
+            names = [card.name for card in self.census.everybody() if card.role == "engine"]
+            await asyncio.gather(*(self._engines.discard(name) for name in names))
+            await self._engines.close()
         remove_groups_of(self.run.run)
         for name, pid, node in await self._registry.close.remote(self.run.run):
             await self._send_signal((pid, node), signals.SIGKILL)
@@ -200,6 +226,7 @@ def run_real(
     *,
     folder: str | None = None,
     python_path: tuple[str, ...] | None = None,
+    engines: EngineSettings | None = None,
 ) -> T:
     """Run a driver's coroutine in the real world, on the Ray cluster that this process is connected to.
 
@@ -207,6 +234,7 @@ def run_real(
         body: ``async def body(backend)``.
         folder: takes the evidence (``events/``) and the shared storage (``storage/``); a new temporary one by default.
         python_path: where actors look for classes beside their own path; this process's ``sys.path`` by default.
+        engines: how serving engines are started; without it the run has none.
 
     Returns:
         What ``body`` returns. Every actor of the run is dead then.
@@ -221,7 +249,7 @@ def run_real(
     if python_path is None:
         python_path = tuple(os.path.abspath(entry) for entry in sys.path if os.path.isdir(entry or "."))
     started_ns = time.time_ns()
-    run = RunConfig(f"run-{started_ns:x}-{os.getpid()}", folder, started_ns, python_path)
+    run = RunConfig(f"run-{started_ns:x}-{os.getpid()}", folder, started_ns, python_path, engines)
     remote = ray.remote(num_cpus=0, max_restarts=0)(NameRegistry)
     registry = remote.options(name=REGISTRY, namespace=NAMESPACE, lifetime="detached", get_if_exists=True).remote()
     ray.get(registry.open.remote(run.run))

@@ -11,6 +11,8 @@ from typing import Literal
 
 import ray
 
+from real.engines.settings import EngineSettings
+
 NAMESPACE = "seatrial"
 REGISTRY = "seatrial-registry"
 
@@ -28,6 +30,7 @@ class RunConfig:
     folder: str
     started_ns: int
     python_path: tuple[str, ...]
+    engines: EngineSettings | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,6 +71,7 @@ class _Incarnation:
     state: Literal["starting", "alive", "dead"] = "starting"
     pid: int = 0
     node: str = ""
+    reported: bool = False
 
 
 @dataclasses.dataclass
@@ -112,7 +116,20 @@ class NameRegistry:
         if self._is_dead(run, name, entry):
             return None
         entry.state = "dead"
+        entry.reported = True  # whoever condemns it records its death
         return entry.pid, entry.node
+
+    def report(self, run: str, name: str, incarnation: int) -> bool:
+        """Take it upon oneself to record a death that nobody was there to record: True once for each."""
+        entry = self._runs[run].names[name][incarnation - 1]
+        entry.state = "dead"
+        entry.reported, before = True, entry.reported
+        return not before
+
+    def latest(self, run: str, name: str) -> tuple[int, SpawnSpec] | None:
+        """(incarnation, spec) of the last that had a name, in whatever state; None when nobody had it."""
+        past = self._runs[run].names.get(name, [])
+        return (past[-1].number, past[-1].spec) if past else None
 
     def whereabouts(self, run: str, name: str, incarnation: int) -> tuple[int, str] | None:
         """(pid, node) of a living process, None for a dead one."""

@@ -66,7 +66,7 @@ class Spawner:
         incarnation, number = reserved
         handle = RealHandle(self._caller, name, incarnation, spec.calls, spec.streams)
         try:
-            strategy = await self._scheduling(spec)
+            strategy = await self.scheduling(spec)
             identity = ProcessIdentity(name, incarnation, number, spec.calls, spec.streams)
             self._caller.adopt(handle, self._create(handle, identity, strategy))
             answer = await self._booted(handle, spec)
@@ -91,7 +91,11 @@ class Spawner:
             scheduling_strategy=strategy,
         ).remote(self._run, identity)
 
-    async def _scheduling(self, spec: SpawnSpec) -> Any:
+    def is_removed(self, group_id: str) -> bool:
+        """Whether a placement group is gone, so that nothing will ever start in it."""
+        return self._groups.state(group_id) == "REMOVED"
+
+    async def scheduling(self, spec: SpawnSpec) -> Any:
         """Ray's strategy for a spec. Everything that would let Ray hang for ever is refused here."""
         if spec.node is not None and spec.node not in living_nodes():
             raise PlacementError(f"no living node is named {spec.node!r}; there are {', '.join(living_nodes())}")

@@ -1,0 +1,94 @@
+"""Which weights an engine serves, as far as its front has seen, and what that says of an answer."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, NamedTuple
+
+Span = list[Any]
+"""[version, first output token, one past the last, weight hash]."""
+
+
+class Ending(NamedTuple):
+    """What an engine's answer to a generation says of itself."""
+
+    reason: str
+    completion_tokens: int
+    cached_tokens: int
+    versions: tuple[tuple[str, int, int], ...]
+    """(version, first output token, one past the last)."""
+
+
+def ending_of(document: dict[str, Any]) -> Ending:
+    """Read the final answer of /generate or of an OpenAI route."""
+    meta = document.get("meta_info")
+    if meta is not None:
+        reason = (meta.get("finish_reason") or {}).get("type", "")
+        tokens, cached = int(meta.get("completion_tokens", 0)), int(meta.get("cached_tokens", 0))
+    else:
+        meta = document.get("metadata") or {}
+        usage = document.get("usage") or {}
+        reason = next((choice.get("finish_reason") or "" for choice in document.get("choices") or ()), "")
+        tokens = int(usage.get("completion_tokens", 0))
+        cached = int((usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0)
+    versions = tuple((str(v["version"]), int(v["start"]), int(v["end"])) for v in meta.get("weight_versions") or ())
+    if not versions and tokens:
+        versions = ((str(meta.get("weight_version", "")), 0, tokens),)
+    return Ending(reason, tokens, cached, versions)
+
+
+class Served:
+    """The weights of one engine process.
+
+    Args:
+        version, weight_hash: of those that it starts with.
+    """
+
+    def __init__(self, version: str, weight_hash: str) -> None:
+        self.version = version
+        self.weight_hash = weight_hash
+        self.hashes = {version: weight_hash}
+        self._mixed = False  # the prefix cache may hold what earlier weights computed
+        self._changes = 0
+        self._settled = asyncio.Event()
+        self._settled.set()
+
+    def change_begins(self) -> None:
+        """The engine was asked to change its weights; until the answer comes it may serve either."""
+        self._changes += 1
+        self._settled.clear()
+
+    def change_ended(self) -> None:
+        self._changes -= 1
+        if not self._changes:
+            self._settled.set()
+
+    def changed(self, version: str, weight_hash: str, *, flushed: bool) -> None:
+        """The engine's weights are others now. ``version`` empty: under the old label."""
+        self.version = version or self.version
+        self.weight_hash = weight_hash
+        self.hashes[self.version] = weight_hash
+        self._mixed = not flushed
+
+    def relabelled(self, version: str) -> None:
+        """The same weights under another label."""
+        self.version = version
+        self.hashes[version] = self.weight_hash
+
+    def flushed(self) -> None:
+        self._mixed = False
+
+    async def explained(self, ending: Ending) -> None:
+        """Wait until every version in an answer is a known one, or no change is under way that could explain it.
+
+        The engine computes with new weights some milliseconds before it answers the call that brought them.
+        """
+        while self._changes and any(version not in self.hashes for version, _, _ in ending.versions):
+            await self._settled.wait()
+
+    def spans(self, ending: Ending) -> list[Span]:
+        return [[version, start, end, self.hashes.get(version, "")] for version, start, end in ending.versions]
+
+    def stale_cached_tokens(self, ending: Ending) -> int | None:
+        """None where nobody can know: the engine does not tell whose tokens it had cached."""
+        return 0 if not ending.cached_tokens or not self._mixed else None

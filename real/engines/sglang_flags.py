@@ -1,0 +1,134 @@
+"""How genuine SGLang is started: arguments and environment on a CPU, and what deterministic mode needs on each GPU.
+
+Facts behind the choices, with figures: docs/sglang_cpu.md and docs/gpu.md. Read from SGLang 0.5.23.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Sequence
+from typing import NamedTuple
+
+DETERMINISTIC = "--enable-deterministic-inference"
+
+# A child's death is told to clients at once. Left on, SGLang first sleeps 5 s and then waits 60 s for a core dump that
+# only a GPU could give.
+_CRASH = {"SGLANG_CUDA_COREDUMP_BEFORE_CRASH": "0", "SGLANG_PYSPY_DUMP_BEFORE_CRASH": "0"}
+
+# Before ``settings.arguments``, whose repetitions of an option win.
+CPU_ARGUMENTS = (
+    "--device", "cpu",
+    "--dtype", "float32",
+    # The default on x86 is intel_amx, which needs the real sgl_kernel.
+    "--attention-backend", "torch_native",
+    "--grammar-backend", "none",
+    # The pool of keys and values: 32 MB for the tiny model, twice its longest request.
+    "--max-total-tokens", "65536",
+    # A table of this many rows of the context's length is allocated: 2,048 by default, which is 256 MB.
+    "--max-running-requests", "256",
+    "--chunked-prefill-size", "8192",
+    "--random-seed", "1",
+    "--enable-metrics",
+    # Without it the scheduler polls: one full core, always.
+    "--sleep-on-idle",
+    # A line for every request (and every probe) would push the last words of a dying engine out of its log.
+    "--log-level-http", "warning",
+)  # fmt: skip
+
+GPU_ARGUMENTS = ("--enable-metrics", "--log-level-http", "warning")
+
+
+def cpu_environment(temporary: str | os.PathLike[str]) -> dict[str, str]:
+    """What SGLang on a CPU needs in its environment.
+
+    Args:
+        temporary: folder for all that it writes (SGLang would write to the home folder); unix sockets go there too, so
+            its path must be short (under some 80 characters).
+    """
+    folder = os.fspath(temporary)
+    return {
+        **_CRASH,
+        "TMPDIR": folder,
+        "SGLANG_CACHE_DIR": os.path.join(folder, "sglang"),
+        "SGLANG_USE_CPU_ENGINE": "1",
+        # Other models' modules stay unimported: a fifth of the start, 80 MB. Any model still loads.
+        "SGLANG_EXTERNAL_MODEL_PACKAGE": "tiny_model_only",
+        # The sampler is compiled otherwise, for which a CPU machine would need a C++ compiler.
+        "TORCHDYNAMO_DISABLE": "1",
+        "OMP_NUM_THREADS": "1",
+        "HF_HUB_OFFLINE": "1",
+        "TRANSFORMERS_OFFLINE": "1",
+    }
+
+
+def gpu_environment() -> dict[str, str]:
+    """What SGLang on a GPU is given beside the operator's environment. Its caches stay where they are: they are dear."""
+    return dict(_CRASH)
+
+
+class Generation(NamedTuple):
+    """A generation of GPUs. ``deterministic``: the attention backend for deterministic mode, "" where there is none.
+
+    ``default`` is what SGLang chooses by itself outside that mode (dense models); it is here to be read, and set nowhere.
+    """
+
+    name: str
+    capabilities: tuple[tuple[int, int], ...]
+    default: str
+    deterministic: str
+
+
+# Deterministic mode without a backend named takes fa3 up to Hopper and flashinfer on Blackwell. fa3, fa4 and triton keep
+# the radix cache, flashinfer switches it off: so Blackwell is given triton. bfloat16, which the batch-invariant kernels
+# are written for, begins with Ampere.
+GENERATIONS = (
+    Generation("Turing", ((7, 5),), "flashinfer", ""),
+    Generation("Ampere", ((8, 0), (8, 6), (8, 7)), "flashinfer", "fa3"),
+    Generation("Ada", ((8, 9),), "flashinfer", "fa3"),
+    Generation("Hopper", ((9, 0),), "fa3", "fa3"),
+    Generation("Blackwell", ((10, 0), (10, 3)), "trtllm_mha", "triton"),
+    Generation("Blackwell (workstation)", ((12, 0), (12, 1)), "flashinfer", "triton"),
+)
+
+
+def generation(capability: tuple[int, int]) -> Generation | None:
+    """The generation of a compute capability such as (9, 0); None for one that is not in the table."""
+    return next((found for found in GENERATIONS if capability in found.capabilities), None)
+
+
+def gpu_arguments(arguments: Sequence[str], capability: tuple[int, int] | None) -> tuple[str, ...]:
+    """The arguments of a GPU engine, with the attention backend that deterministic mode needs where none is named.
+
+    Args:
+        arguments: the operator's; what they name is left as it is.
+        capability: of the engine's GPU; None where it is not known, and SGLang chooses.
+
+    Raises:
+        ValueError: deterministic mode was asked for on a generation that has none.
+    """
+    named = any(argument.partition("=")[0] == "--attention-backend" for argument in arguments)
+    if DETERMINISTIC not in arguments or named or capability is None:
+        return (*GPU_ARGUMENTS, *arguments)
+    found = generation(capability)
+    if found is None:
+        return (*GPU_ARGUMENTS, *arguments)
+    if not found.deterministic:
+        raise ValueError(
+            f"{DETERMINISTIC}: {found.name} GPUs (compute capability {capability[0]}.{capability[1]}) have no backend "
+            f"for it; leave it out, or name one with --attention-backend"
+        )
+    return (*GPU_ARGUMENTS, "--attention-backend", found.deterministic, *arguments)
+
+
+def gpu_capability() -> tuple[int, int] | None:
+    """The compute capability of the first GPU that ``nvidia-smi`` shows; None where it shows none."""
+    try:
+        done = subprocess.run(
+            ["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"],
+            capture_output=True, text=True, timeout=30, check=True,
+        )  # fmt: skip
+        major, minor = done.stdout.split()[0].split(".")
+        return int(major), int(minor)
+    except (OSError, subprocess.SubprocessError, IndexError, ValueError):
+        return None

@@ -1,0 +1,44 @@
+"""Ports of engines: reserved on the machine from the choice to the end of the process that chose."""
+
+from __future__ import annotations
+
+import socket
+from typing import NamedTuple
+
+FIRST_PUBLIC = 30000
+FIRST_PRIVATE = 20000
+_COUNT = 2700  # up to the kernel's own range, from which any process may be given a port at any time
+
+
+class Reservation(NamedTuple):
+    """A port that is ours. ``lock`` holds it against the other engines of the machine while it is open."""
+
+    port: int
+    bound: socket.socket
+    lock: socket.socket
+
+    def close(self) -> None:
+        self.bound.close()
+        self.lock.close()
+
+
+def reserve(host: str, first: int) -> Reservation:
+    """The lowest free port from ``first`` on, bound but not listened to: a new engine gets that of one that died.
+
+    Raises:
+        OSError: none is free.
+    """
+    for port in range(first, first + _COUNT):
+        # Two sockets may be bound to one port until one of them listens; a name of the machine cannot be had twice,
+        # and the kernel gives it back however its holder dies.
+        lock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        bound = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            lock.bind(f"\0seatrial-port-{port}")
+            bound.bind((host, port))
+            return Reservation(port, bound, lock)
+        except OSError:
+            bound.close()
+            lock.close()
+    raise OSError(f"no free port among {first} to {first + _COUNT - 1}")

@@ -1,0 +1,126 @@
+"""The processes of one engine: who they are, and how nothing of them is left."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+from typing import Literal
+
+Part = Literal["main", "scheduler", "detokenizer"]
+
+_LEASH = pathlib.Path(__file__).with_name("leash.py")
+_LAST_BYTES = 4000
+_LAST_LINES = 25
+
+
+class EngineTree:
+    """An engine's main process and its children, in a process group of their own.
+
+    Args:
+        command, environment: of the main process.
+        log: takes what it prints.
+    """
+
+    def __init__(self, command: list[str], environment: dict[str, str], log: pathlib.Path) -> None:
+        log.parent.mkdir(parents=True, exist_ok=True)
+        self._log = log
+        # Popen here and not asyncio's: the leash holds to the thread that forks, and that must be this one.
+        with open(log, "ab") as output:
+            self._main = subprocess.Popen(
+                [sys.executable, "-I", "-S", str(_LEASH), str(os.getpid()), *command],
+                env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True,
+            )  # fmt: skip
+        self._descriptor = os.pidfd_open(self._main.pid)
+        self._ended = asyncio.Event()
+        asyncio.get_running_loop().add_reader(self._descriptor, self._end_seen)
+        self._shared_memory: set[str] = set()
+
+    @property
+    def pid(self) -> int:
+        return self._main.pid
+
+    async def wait(self) -> int:
+        """The exit status of the main process, negative for a signal, when it has ended."""
+        await self._ended.wait()
+        return self._main.wait()
+
+    def pids(self) -> dict[int, str]:
+        """The living processes: pid to command line."""
+        children: dict[int, list[int]] = {}
+        for entry in os.scandir("/proc"):
+            if entry.name.isdigit():
+                parent = _parent_of(int(entry.name))
+                if parent:
+                    children.setdefault(parent, []).append(int(entry.name))
+        found: dict[int, str] = {}
+        todo = [self._main.pid]
+        while todo:
+            pid = todo.pop()
+            with contextlib.suppress(OSError):
+                found[pid] = pathlib.Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
+            todo += children.get(pid, [])
+        return found
+
+    def pid_of(self, part: Part) -> int:
+        """Raises LookupError: the engine has no such process."""
+        if part == "main":
+            return self.pid
+        for pid, command in self.pids().items():
+            if pid != self.pid and part in command:
+                return pid
+        raise LookupError(f"the engine has no {part} process; it runs {list(self.pids().values())}")
+
+    def signal(self, number: signal.Signals, part: Part | None = None) -> None:
+        """Send a signal to one part, or to every process."""
+        if part is not None:
+            os.kill(self.pid_of(part), number)
+            return
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._main.pid, number)
+
+    def note_shared_memory(self) -> None:
+        """Remember the shared memory that the processes have mapped now: SGLang leaves some of it behind."""
+        for pid in self.pids():
+            with contextlib.suppress(OSError):
+                for line in pathlib.Path(f"/proc/{pid}/maps").read_text().splitlines():
+                    path = line.partition("/dev/shm/")[2]
+                    if path.startswith("sglang_loads_"):
+                        self._shared_memory.add(f"/dev/shm/{path.removesuffix(' (deleted)')}")
+
+    async def clear(self) -> None:
+        """Kill what is left, wait until it is gone, and remove its shared memory."""
+        left = self.pids()
+        self.signal(signal.SIGKILL)
+        await self.wait()
+        for pid in left:  # children that have made a session of their own
+            if pid != self.pid:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+        for path in sorted(self._shared_memory):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
+
+    def last_words(self) -> str:
+        """The end of its log."""
+        with open(self._log, "rb") as log:
+            log.seek(0, os.SEEK_END)
+            log.seek(max(0, log.tell() - _LAST_BYTES))
+            lines = log.read().decode(errors="replace").strip().splitlines()
+        return "\n".join(lines[-_LAST_LINES:])
+
+    def _end_seen(self) -> None:
+        asyncio.get_running_loop().remove_reader(self._descriptor)
+        os.close(self._descriptor)
+        self._ended.set()
+
+
+def _parent_of(pid: int) -> int:
+    try:
+        return int(pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except (OSError, IndexError, ValueError):
+        return 0
