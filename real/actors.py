@@ -123,6 +123,15 @@ class ActorHost:
         else:
             task.cancel()
 
+    async def pass_over(self, order: tuple[int, int]) -> None:
+        """A call of an ordered view was lost; the later ones must not wait for it."""
+        sequence, position = order
+        _pass_on(self._sequences.setdefault(sequence, _Sequence()), position)
+
+    async def until_death(self) -> None:
+        """Never answers: who waits for it learns of this process's death."""
+        await asyncio.get_running_loop().create_future()
+
     async def _pump(
         self, header: Header, args: tuple[Any, ...], kwargs: dict[str, Any], items: asyncio.Queue[Reply]
     ) -> None:
@@ -147,10 +156,14 @@ class ActorHost:
     @contextlib.contextmanager
     def _cancellable(self, header: Header, task: asyncio.Task[Any]) -> Any:
         self._running[header.call] = task
+        self._backend.card.in_flight += 1
         try:
             yield
         finally:
-            del self._running[header.call]
+            self._backend.card.in_flight -= 1
+            # A duplicate, which is a fault, has the number of its original.
+            if self._running.get(header.call) is task:
+                del self._running[header.call]
 
     @contextlib.asynccontextmanager
     async def _admitted(self, header: Header) -> AsyncIterator[None]:

@@ -24,7 +24,6 @@ from real.engines.port import RealEngines
 from real.engines.settings import EngineSettings
 from real.evidence import ProcessLog
 from real.faults.links import Links
-from real.faults.table import FaultTable
 from real.faults.traffic import FaultyTraffic
 from real.handles import RealHandle
 from real.placement import RayPlacementGroups, remove_groups_of
@@ -44,22 +43,21 @@ class RealBackend:
         self.run = run
         self.log = ProcessLog(run.folder, identity.name, identity.incarnation, run.started_ns)
         self.census = Census(run.folder)
-        self.faults = FaultTable(run.folder, self.log.table, self.log.emit, f"{identity.name}/{identity.incarnation}")
-        links = Links(self.faults, self.census, self.log)
+        links = Links(self.log.faults, self.census, self.log)
         self.caller = Caller(run, identity, self.log, links)
         self._me = RealHandle(self.caller, identity.name, identity.incarnation, identity.calls, identity.streams)
         self.hosts: type | None = None
         """The class of the actor in this process; None in the driver's."""
         self._node: str = ray.get_runtime_context().get_node_id()
         self._registry = ray.get_actor(REGISTRY, namespace=NAMESPACE)
-        self._storage = FileStorage(os.path.join(run.folder, "storage"), self.log, self.faults)
+        self._storage = FileStorage(os.path.join(run.folder, "storage"), self.log)
         self._groups = RayPlacementGroups(run.run, self.log, self.new_id)
         self._spawner = Spawner(run, identity, self.log, self.caller, self._registry, self._groups)
         self._engines: RealEngines | None = None
         if run.engines is not None:
             self._engines = RealEngines(
                 run, identity, self.log, self.caller, self._registry, self._spawner, self._send_signal,
-                FaultyTraffic(links, self.faults),
+                FaultyTraffic(links, self.log.faults),
             )  # fmt: skip
         self.crashed: Callable[[BaseException], None] = self.crash
 
@@ -152,7 +150,7 @@ class RealBackend:
         time.sleep(duration_s)
 
     def wall_time(self) -> float:
-        return time.time() + self.faults.wall_skew_s(self.node)
+        return time.time() + self.log.faults.wall_skew_s(self.node)
 
     def new_id(self, prefix: str) -> str:
         return f"{prefix}-{self.caller.next_number():016x}"

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import pickle
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 import ray
+from ray import cloudpickle
 from ray.exceptions import ActorDiedError, RayActorError, RayError, RayTaskError
 
 from protocol.errors import ActorDied, Outcome, SeatrialError, portable
 from real.evidence import ProcessLog
+from real.faults.links import Befallen, Links, Passing, broken
 from real.handles import Header, RealCall, RealHandle, RealStream, Reply
 from real.registry import NAMESPACE, ProcessIdentity, RunConfig, ray_name
 
@@ -25,10 +28,13 @@ class Caller:
     Args:
         identity: of the process; numbers of calls are made from its number.
         log: takes ``call.sent`` before a call leaves and ``call.done`` when its end is known.
+        links: what befalls a message. While no fault of a link is in force, calls go straight to Ray.
     """
 
-    def __init__(self, run: RunConfig, identity: ProcessIdentity, log: ProcessLog) -> None:
+    def __init__(self, run: RunConfig, identity: ProcessIdentity, log: ProcessLog, links: Links) -> None:
         self._run = run
+        self._me = identity.name
+        self._links = links
         self._first_number = identity.number * _CALLS_PER_PROCESS
         self._numbers = 0
         self._log = log
@@ -50,8 +56,14 @@ class Caller:
         if peer is None:
             reply.set_exception(died(handle, method, Outcome.NOT_DONE))
             return RealCall(number, reply)
-        ref = self._submit(number, handle, method, lambda header: peer.call.remote(header, args, kwargs))
-        self.keep(self._receive(number, handle, method, ref, reply), name=f"reply of {method}")
+        passing, header = self._sent(number, handle, method)
+        if self._links.plain:
+            ref = self._submit(passing, lambda: peer.call.remote(header, args, kwargs))
+            self.keep(self._receive(passing, handle, ref, reply), name=f"reply of {method}")
+        else:
+            packed = self._submit(passing, lambda: cloudpickle.dumps((args, kwargs)))
+            late = self._send_past_faults(passing, header, handle, packed, reply)
+            self.keep(late, name=f"call of {method}")
         return RealCall(number, reply)
 
     def send_stream(self, handle: RealHandle, method: str, /, *args: Any, **kwargs: Any) -> RealStream:
@@ -62,60 +74,162 @@ class Caller:
         if peer is None:
             stream.ended(died(handle, method, Outcome.NOT_DONE))
             return stream
-        remote = peer.stream.options(num_returns="streaming")
-        refs = self._submit(number, handle, method, lambda header: remote.remote(header, args, kwargs))
-        self.keep(self._receive_stream(number, handle, method, refs, stream), name=f"items of {method}")
+        passing, header = self._sent(number, handle, method)
+        if self._links.plain:
+            refs = self._submit(passing, lambda: _generator(peer).remote(header, args, kwargs))
+            self.keep(self._receive_stream(passing, handle, refs, stream), name=f"items of {method}")
+        else:
+            packed = self._submit(passing, lambda: cloudpickle.dumps((args, kwargs)))
+            late = self._send_past_faults(passing, header, handle, packed, stream)
+            self.keep(late, name=f"stream of {method}")
         return stream
 
     def cancel_call(self, handle: RealHandle, number: int) -> None:
+        if self._links.plain:
+            self._cancel(handle, number)
+        else:
+            self.keep(self._cancel_past_faults(handle, number), name=f"cancel of {number}")
+
+    def _cancel(self, handle: RealHandle, number: int) -> None:
         peer = self.peer(handle)
         if peer is not None:
             peer.cancel.remote(number)
 
-    def _submit(self, number: int, handle: RealHandle, method: str, send: Callable[[Header], T]) -> T:
+    async def _cancel_past_faults(self, handle: RealHandle, number: int) -> None:
+        await self._links.cross(Passing(number, "cancel", self._me, handle.name, None), "control")
+        self._cancel(handle, number)
+
+    def _sent(self, number: int, handle: RealHandle, method: str) -> tuple[Passing, Header]:
         sent = self._log.emit(
             "call.sent", call=number, target=handle.name, target_inc=handle.incarnation, method=method
         )
+        header = Header(number, method, sent, self._log.lc, handle.next_order())
+        return Passing(number, method, self._me, handle.name, sent), header
+
+    def _submit(self, passing: Passing, send: Callable[[], T]) -> T:
         try:
-            return send(Header(number, method, sent, self._log.lc, handle.next_order()))
+            return send()
         except Exception as error:
-            self._log.emit("call.done", call=number, outcome=Outcome.NOT_DONE.value, error=type(error).__name__)
+            self._log.emit("call.done", call=passing.call, outcome=Outcome.NOT_DONE.value, error=type(error).__name__)
             raise
 
-    async def _receive(
-        self, number: int, handle: RealHandle, method: str, ref: Any, reply: asyncio.Future[Any]
+    # ---- a request under faults ----
+
+    async def _send_past_faults(
+        self, passing: Passing, header: Header, handle: RealHandle, packed: bytes, to: asyncio.Future[Any] | RealStream
     ) -> None:
+        """Let a request meet what is in force. ``to`` gets the answer."""
+        fate = self._links.fate(passing, "request") or Befallen("none")
+        if fate.fate == "request_lost":
+            peer = self.peer(handle)
+            if header.order is not None and peer is not None:
+                peer.pass_over.remote(header.order)
+            return await self._nothing_comes(passing, handle, to)
+        if fate.fate == "error_now":
+            self._answer(passing, to, broken(passing.method, handle.name))
+        if fate.fate in ("delayed", "error_now"):
+            await asyncio.sleep(fate.delay_s)
+        # A number of an ordered view is taken once: a second delivery of it would be refused.
+        if fate.fate == "duplicated" and header.order is None:
+            again = self._deliver(passing, header, handle, packed, to, fate.delay_s)
+            self.keep(again, name=f"second delivery of {passing.method}")
+        await self._deliver(passing, header, handle, packed, to)
+
+    async def _deliver(
+        self,
+        passing: Passing,
+        header: Header,
+        handle: RealHandle,
+        packed: bytes,
+        to: asyncio.Future[Any] | RealStream,
+        delay_s: float = 0.0,
+    ) -> None:
+        await asyncio.sleep(delay_s)
+        await self._links.cross(passing, "request")
+        peer = self.peer(handle)
+        if peer is None:
+            return self._answer(passing, to, died(handle, passing.method, Outcome.UNKNOWN))
+        args, kwargs = pickle.loads(packed)
+        if isinstance(to, RealStream):
+            await self._receive_stream(passing, handle, _generator(peer).remote(header, args, kwargs), to)
+        else:
+            await self._receive(passing, handle, peer.call.remote(header, args, kwargs), to)
+
+    async def _nothing_comes(
+        self, passing: Passing, handle: RealHandle, to: asyncio.Future[Any] | RealStream
+    ) -> None:
+        """A message is lost; its caller hears of nothing but the callee's death."""
+        peer = self.peer(handle)
+        error: SeatrialError = died(handle, passing.method, Outcome.UNKNOWN)
+        if peer is not None:
+            try:
+                await peer.until_death.remote()
+            except RayError as failure:
+                error = self._translated(handle, passing.method, failure)
+        self._answer(passing, to, error)
+
+    async def _reply_passes(self, passing: Passing) -> bool:
+        """Let an answer meet what is in force; False: it is lost."""
+        if self._links.plain:
+            return True
+        if self._links.fate(passing, "reply") is not None:
+            return False
+        await self._links.cross(passing, "reply")
+        return True
+
+    # ---- answers ----
+
+    async def _receive(self, passing: Passing, handle: RealHandle, ref: Any, reply: asyncio.Future[Any]) -> None:
         try:
             answer: Reply = await ref
         except RayError as failure:
-            translated = self._translated(handle, method, failure)
-            self._ended(number, translated, None, 0)
-            reply.set_exception(translated)
-            return
+            return self._answer(passing, reply, self._translated(handle, passing.method, failure))
+        if not await self._reply_passes(passing):
+            return await self._nothing_comes(passing, handle, reply)
         error = answer.value if answer.what == "error" else None
-        self._ended(number, error, answer.cause, answer.lc)
-        if error is None:
-            reply.set_result(answer.value)
-        else:
-            reply.set_exception(error)
+        self._answer(passing, reply, error, answer.value, answer.cause, answer.lc)
 
-    async def _receive_stream(
-        self, number: int, handle: RealHandle, method: str, refs: Any, stream: RealStream
-    ) -> None:
-        error: BaseException | None = None
-        answer: Reply | None = None
+    async def _receive_stream(self, passing: Passing, handle: RealHandle, refs: Any, stream: RealStream) -> None:
+        answer = Reply("end", None, None, 0)
+        mine = False
         try:
             async for ref in refs:
                 answer = await ref
+                mine = mine or stream.begin()
                 if answer.what != "value":
                     break
-                stream.arrived(answer.value)
+                if not self._links.plain:
+                    await self._links.cross(passing, "reply")
+                if mine:
+                    stream.arrived(answer.value)
         except RayError as failure:
-            error = self._translated(handle, method, failure)
+            return self._answer(passing, stream, self._translated(handle, passing.method, failure))
+        if not mine:
+            return  # of two deliveries the other one answers
+        if not await self._reply_passes(passing):
+            return await self._nothing_comes(passing, handle, stream)
+        error = answer.value if answer.what == "error" else None
+        self._answer(passing, stream, error, None, answer.cause, answer.lc)
+
+    def _answer(
+        self,
+        passing: Passing,
+        to: asyncio.Future[Any] | RealStream,
+        error: BaseException | None,
+        value: Any = None,
+        cause: str | None = None,
+        lc: int = 0,
+    ) -> None:
+        """A call has ended here. Only the first end counts: its duplicate may answer too."""
+        if to.done():
+            return
+        self._ended(passing.call, error, cause, lc)
+        if isinstance(to, RealStream):
+            to.ended(error)
+        elif error is None:
+            to.set_result(value)
         else:
-            error = answer.value if answer is not None and answer.what == "error" else None
-        self._ended(number, error, answer.cause if answer else None, answer.lc if answer else 0)
-        stream.ended(error)
+            to.set_exception(error)
 
     def _ended(self, number: int, error: BaseException | None, cause: str | None, lc: int) -> None:
         outcome = Outcome.DONE if error is None else getattr(error, "outcome", Outcome.UNKNOWN)
@@ -169,6 +283,10 @@ class Caller:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _generator(peer: Any) -> Any:
+    return peer.stream.options(num_returns="streaming")
 
 
 def died(handle: RealHandle, method: str, outcome: Outcome) -> ActorDied:

@@ -20,13 +20,15 @@ from typing import Any, Final, Literal, NamedTuple
 _IN_FLIGHT: Final = struct.Struct("<q")
 _SIZE: Final = 4096
 
+Role = Literal["actor", "engine", "driver"]
+
 
 class ProcessCard(NamedTuple):
     """What is known of the latest incarnation of a name. ``host``: the machine on which ``pid`` means something."""
 
     name: str
     incarnation: int
-    role: Literal["actor", "engine"]
+    role: Role
     node: str
     pid: int
     born: int
@@ -54,9 +56,7 @@ class OwnCard:
         pid: of the process itself; of an engine, its main process.
     """
 
-    def __init__(
-        self, folder: str, *, name: str, incarnation: int, role: Literal["actor", "engine"], node: str, pid: int
-    ) -> None:
+    def __init__(self, folder: str, *, name: str, incarnation: int, role: Role, node: str, pid: int) -> None:
         card = {
             "name": name, "incarnation": incarnation, "role": role, "node": node, "pid": pid, "born": _born(pid),
             "host": socket.gethostname(),

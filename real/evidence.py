@@ -16,7 +16,7 @@ from typing import Any
 
 from protocol.evidence import Event, encode
 from real.breakpoints import Announcer, DriverGone
-from real.faults.table import TableFile
+from real.faults.table import FaultTable, TableFile
 
 OBSERVED = 2**52
 """From here on ``n`` is no place among the process's own events: another process wrote it (kill, SIGSTOP)."""
@@ -39,8 +39,9 @@ class ProcessLog:
         self.incarnation = incarnation
         self.n = 0
         self.lc = 0
-        self.table = TableFile(folder)
-        """The faults in force, and the kinds that are breakpoints."""
+        self._table = TableFile(folder)
+        self.faults = FaultTable(folder, self._table, self.emit, f"{actor}/{incarnation}")
+        """What is in force; this process's hits become its events."""
         self.listener: Callable[[Event], None] | None = None
         """In the driver, whose own events need no way: sees every one."""
         self._announcer = Announcer()
@@ -101,7 +102,7 @@ class ProcessLog:
         if self.listener is not None:
             self.listener(event)
             return
-        table = self.table.look()
+        table = self._table.look()
         if event.kind in table.armed:
             try:
                 self.lc = max(self.lc, self._announcer.announce(event, table))

@@ -145,12 +145,24 @@ class RealStream:
         self._close = close
         self._arrived: asyncio.Queue[tuple[bool, Any]] = asyncio.Queue()
         self._over = False
+        self._ended = False
+        self._begun = False
+
+    def begin(self) -> bool:
+        """A delivery of the call begins to answer: whether it is the first one to do so."""
+        first, self._begun = not self._begun, True
+        return first
 
     def arrived(self, item: Any) -> None:
         self._arrived.put_nowait((True, item))
 
     def ended(self, error: BaseException | None) -> None:
+        self._ended = True
         self._arrived.put_nowait((False, error))
+
+    def done(self) -> bool:
+        """Whether its end has arrived."""
+        return self._ended
 
     def __aiter__(self) -> RealStream:
         return self

@@ -7,9 +7,11 @@ import hashlib
 import os
 import pathlib
 import shutil
+import time
 
 from protocol.errors import DiskFull, StorageError, StorageNotFound
 from real.evidence import ProcessLog
+from real.faults.storage import pace_of, rest_of_read, write_all, write_fate, write_paced
 
 
 class FileStorage:
@@ -26,26 +28,38 @@ class FileStorage:
 
     async def write(self, path: str, data: bytes, *, size_bytes: int | None = None, fsync: bool = True) -> None:
         target = self._locate(path)
+        size = len(data) if size_bytes is None else size_bytes
+        fate = write_fate(self._log.faults, path, size)
+        kept = memoryview(data)[: int(len(data) * fate.kept)]
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
             with open(target, "wb", buffering=0) as file:
-                view = memoryview(data)
-                while view:
-                    view = view[file.write(view) :]
+                if fate.pace.percent == 100:
+                    write_all(file, kept)
+                else:
+                    await write_paced(file, kept, size, fate.pace)
                 if fsync:
                     os.fsync(file.fileno())
         except OSError as error:
             raise self._failed("write", path, error) from error
+        if fate.kept < 1:
+            self._log.emit("storage.torn", path=path, size=int(size * fate.kept), writer=self._log.actor)
+            if fate.full:
+                raise self._failed("write", path, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+            return
         self._log.emit(
-            "storage.written", path=path, size=len(data) if size_bytes is None else size_bytes,
-            sha256=hashlib.sha256(data).hexdigest(), fsync=fsync, writer=self._log.actor,
+            "storage.written", path=path, size=size, sha256=hashlib.sha256(data).hexdigest(), fsync=fsync,
+            writer=self._log.actor,
         )  # fmt: skip
 
     async def read(self, path: str) -> bytes:
+        pace = pace_of(self._log.faults, path, "read")
+        began = time.monotonic()
         try:
             data = self._locate(path).read_bytes()
         except OSError as error:
             raise self._failed("read", path, error) from error
+        await rest_of_read(len(data), time.monotonic() - began, pace)
         self._log.emit(
             "storage.read", path=path, size=len(data), reader=self._log.actor, sha256=hashlib.sha256(data).hexdigest()
         )

@@ -28,7 +28,6 @@ from real.engines.tree import EngineTree, Part
 from real.engines.weights import Weights, WeightsNotFound, read_weights
 from real.evidence import ProcessLog
 from real.faults.links import Links
-from real.faults.table import FaultTable
 from real.faults.traffic import FaultyTraffic
 from real.registry import NAMESPACE, REGISTRY, ProcessIdentity, RunConfig
 
@@ -180,7 +179,7 @@ class EngineHost:
 
     def _traffic(self) -> Traffic:
         """What may happen to the messages of this engine."""
-        faults = FaultTable(self._run.folder, self._log.table, self._log.emit, f"{self._log.actor}/front")
+        faults = self._log.faults
         return FaultyTraffic(Links(faults, Census(self._run.folder), self._log), faults)
 
     async def _await_ready(self) -> None:

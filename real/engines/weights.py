@@ -7,10 +7,12 @@ import hashlib
 import json
 import os
 import pathlib
+import time
 from typing import NamedTuple
 
 from protocol.training.checkpoint import MANIFEST, hash_weights
 from real.evidence import ProcessLog
+from real.faults.storage import pace_of, rest_of_read
 
 _CHUNK = 1 << 20
 
@@ -44,11 +46,14 @@ async def read_weights(storage: str, path: str, log: ProcessLog) -> Weights:
     hashes: list[str] = []
     total = 0
     for file in files:
+        name = f"{prefix}/{file.relative_to(folder).as_posix()}"
+        pace = pace_of(log.faults, name, "read")
+        began = time.monotonic()
         try:
             size, digest = await asyncio.to_thread(_digest, file)
         except OSError as error:
-            raise WeightsNotFound(f"{prefix}/{file.relative_to(folder)} vanished while it was read") from error
-        name = f"{prefix}/{file.relative_to(folder).as_posix()}"
+            raise WeightsNotFound(f"{name} vanished while it was read") from error
+        await rest_of_read(size, time.monotonic() - began, pace)
         log.emit("storage.read", path=name, size=size, reader=log.actor, sha256=digest)
         hashes.append(digest)
         total += size

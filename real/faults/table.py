@@ -26,7 +26,8 @@ Emit = Callable[..., object]
 """``ProcessLog.emit``."""
 
 
-class Standing(NamedTuple):
+@dataclasses.dataclass(frozen=True, slots=True)
+class Standing:
     """A fault in force. Which of the target's fields count depends on the fault.
 
     ``name``, ``source``, ``destination``: process or node names; a link's may have ``*`` and ``?``. ``links``: pairs of
@@ -41,10 +42,10 @@ class Standing(NamedTuple):
     destination: str = "*"
     prefix: str = ""
     links: tuple[tuple[str, str], ...] = ()
-    extra: dict[str, Any] = {}
+    extra: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     @property
-    def count(self) -> int | None:
+    def limit(self) -> int | None:
         """How many hits it has at most."""
         count: int | None = self.params.get("count")
         return count
@@ -61,11 +62,12 @@ class Armed(NamedTuple):
         return event.t_ns >= self.from_ns and matches(event, self.where)
 
 
-class Table(NamedTuple):
+@dataclasses.dataclass(frozen=True, slots=True)
+class Table:
     """The content of the file at one time. ``armed``: by event kind; ``door``: socket of the driver that sees them."""
 
     faults: tuple[Standing, ...] = ()
-    armed: dict[str, tuple[Armed, ...]] = {}
+    armed: dict[str, tuple[Armed, ...]] = dataclasses.field(default_factory=dict)
     door: str = ""
 
 
@@ -148,7 +150,7 @@ class FaultTable:
                 if not _create(os.path.join(folder, "met-" + urllib.parse.quote(once, safe=""))):
                     return True
         taken = self._next.get(standing.number, 0)
-        while standing.count is None or taken < standing.count:
+        while standing.limit is None or taken < standing.limit:
             try:
                 mine = _create(os.path.join(folder, str(taken)))
             except FileNotFoundError:
@@ -235,7 +237,7 @@ class TableWriter:
     def _write(self) -> None:
         path = _table_path(self.folder)
         path.parent.mkdir(parents=True, exist_ok=True)
-        faults = [standing._asdict() for standing in self._faults.values()]
+        faults = [dataclasses.asdict(standing) for standing in self._faults.values()]
         armed = {kind: [one._asdict() for one in ones] for kind, ones in self._armed.items()}
         fresh = path.with_suffix(".new")
         fresh.write_text(json.dumps({"faults": faults, "armed": armed, "door": self.door}), encoding="utf-8")
