@@ -23,7 +23,7 @@ from protocol.serving.http import HttpAnswer, HttpRequest, HttpStream, Refusal, 
 from real.http_metrics import HttpMetrics
 
 _SHORTEST_TOKEN = 16
-_CLOSE_S = 1.0  # for aiohttp to close what has been cancelled
+_CLOSE_S = 1.0  # for aiohttp to close what has been cancelled, and for a client to stop sending a refused body
 
 
 class PortTaken(Exception):
@@ -33,7 +33,7 @@ class PortTaken(Exception):
 class ServerSettings(BaseModel):
     """Where to serve, and for whom."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
     host: str = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65535)] = 0
@@ -77,7 +77,9 @@ class HttpServer:
         settings = self._settings
         app = web.Application(client_max_size=self._routes.max_body_bytes + 1)  # aiohttp refuses one that is as long
         app.router.add_route("*", "/{path:.*}", self._handle)
-        runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=_CLOSE_S)
+        runner = web.AppRunner(
+            app, handler_cancellation=True, access_log=None, shutdown_timeout=_CLOSE_S, lingering_time=_CLOSE_S
+        )
         await runner.setup()
         try:
             await web.TCPSite(runner, settings.host, settings.port, backlog=1024).start()
