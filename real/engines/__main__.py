@@ -22,10 +22,13 @@ def main(arguments: list[str] | None = None) -> int:
             if options.into.expanduser().absolute() != environment.DEFAULT.expanduser().absolute():
                 print(f"use it with --engine-python {python} or {environment.VARIABLE}={python}")
         else:
-            from real import tiny_model  # needs the real install's safetensors; installing SGLang does not
+            from real import tiny_model  # needs safetensors of the real install; installing SGLang does not
 
             print(tiny_model.write(options.folder, options.version, options.shards))
-    except (environment.EnvironmentFailed, ImportError, ValueError, OSError) as error:
+    except ModuleNotFoundError as error:
+        print(f"error: {error.name} is missing: pip install 'seatrial[real]'", file=sys.stderr)
+        return 2
+    except (environment.EnvironmentFailed, ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:

@@ -11,6 +11,7 @@ import os
 import pathlib
 import signal as signals
 import sys
+import tempfile
 import urllib.parse
 from typing import Any, NamedTuple
 
@@ -162,10 +163,14 @@ class EngineHost:
         self._emit("engine.started", port=self._public.port, profile=spec.profile, version=version)
         name = self._identity.name
         log_name = f"{urllib.parse.quote(name, safe='')}-{self._identity.incarnation}.log"
-        line = command(run.engines, spec, weights, name=name, port=self._private.port)
+        temporary = tempfile.mkdtemp(prefix="seatrial-engine-")
+        line = command(run.engines, spec, weights, name=name, port=self._private.port, temporary=temporary)
         self._private.bound.close()  # the engine is about to bind it; the reservation stays
         self._tree = EngineTree(
-            line, environment(run.engines, run.python_path), pathlib.Path(run.folder, "logs", log_name)
+            line,
+            environment(run.engines, run.python_path, temporary),
+            pathlib.Path(run.folder, "logs", log_name),
+            temporary,
         )
         self._card = OwnCard(
             run.folder, name=name, incarnation=self._identity.incarnation, role="engine",

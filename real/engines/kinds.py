@@ -6,8 +6,11 @@ import os
 import pathlib
 
 from protocol.ports import EngineSpec
+from real import tiny_model
+from real.engines import sglang_flags
 from real.engines.settings import EngineSettings
 from real.engines.weights import Weights
+from real.sglang_cpu.environment import SERVER
 
 _ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 
@@ -17,8 +20,17 @@ def own_version(spec: EngineSpec) -> tuple[str, str]:
     return "default", f"{spec.profile}:default"
 
 
-def command(settings: EngineSettings, spec: EngineSpec, weights: Weights | None, *, name: str, port: int) -> list[str]:
-    """The command line of an engine that is to listen on 127.0.0.1:``port``."""
+def command(
+    settings: EngineSettings, spec: EngineSpec, weights: Weights | None, *, name: str, port: int, temporary: str
+) -> list[str]:
+    """The command line of an engine that is to listen on 127.0.0.1:``port``.
+
+    Args:
+        temporary: a folder of the engine's own, gone with it.
+
+    Raises:
+        ValueError: the arguments ask for what the GPU cannot do.
+    """
     where = ["--host", "127.0.0.1", "--port", str(port)]
     if settings.kind == "emulated":
         loaded = []
@@ -27,20 +39,40 @@ def command(settings: EngineSettings, spec: EngineSpec, weights: Weights | None,
             loaded += ["--weights-bytes", str(weights.size_bytes)]
         start = [settings.python, "-m", "real.emulated", "--name", name, "--profile", spec.profile]
         return [*start, *where, *loaded, *settings.arguments]
-    model = weights.folder if weights is not None else settings.model or spec.profile
     version = weights.version if weights is not None else own_version(spec)[0]
-    served = ["--model-path", model, "--weight-version", version, *where]
+    served = ["--model-path", _model(settings, spec, weights, temporary), "--weight-version", version, *where]
     if settings.kind == "sglang-cpu":
-        start = [settings.python, str(_ROOT / "real" / "sglang_cpu" / "server.py")]
-        return [*start, *served, *settings.arguments]
-    return [settings.python, "-m", "sglang.launch_server", *served, "--enable-metrics", *settings.arguments]
+        return [settings.python, str(SERVER), *served, *sglang_flags.CPU_ARGUMENTS, *settings.arguments]
+    if spec.num_gpus > 1:
+        served += ["--tp-size", str(int(spec.num_gpus))]
+    capability = sglang_flags.gpu_capability() if sglang_flags.DETERMINISTIC in settings.arguments else None
+    arguments = sglang_flags.gpu_arguments(settings.arguments, capability)
+    return [settings.python, "-m", "sglang.launch_server", *served, *arguments]
 
 
-def environment(settings: EngineSettings, python_path: tuple[str, ...]) -> dict[str, str]:
-    """The environment of an engine: this process's, with the paths of the project for the kinds that need them."""
+def _model(settings: EngineSettings, spec: EngineSpec, weights: Weights | None, temporary: str) -> str:
+    if weights is not None:
+        return weights.folder
+    if settings.kind == "sglang-cpu" and not settings.model:
+        # A profile names a model of its own size, which is not at hand and which a CPU could not serve.
+        return str(tiny_model.write(pathlib.Path(temporary, "model"), own_version(spec)[0]))
+    return settings.model or spec.profile
+
+
+def environment(settings: EngineSettings, python_path: tuple[str, ...], temporary: str) -> dict[str, str]:
+    """The environment of an engine: this process's, and what its kind needs.
+
+    Args:
+        python_path: where this run's processes find the project.
+        temporary: a folder of the engine's own, gone with it.
+    """
     found = dict(os.environ)
     found.pop("PYTHONPATH", None)  # of the environment that Ray runs in, which is not the engine's
     if settings.kind == "emulated":
         found["PYTHONPATH"] = os.pathsep.join(dict.fromkeys([str(_ROOT), *python_path]))
+    elif settings.kind == "sglang-cpu":
+        found |= sglang_flags.cpu_environment(temporary)
+    else:
+        found |= sglang_flags.gpu_environment()
     found["PYTHONUNBUFFERED"] = "1"  # its last words must be in the log when it is killed
     return found

@@ -63,14 +63,14 @@ def cpu_environment(temporary: str | os.PathLike[str]) -> dict[str, str]:
 
 
 def gpu_environment() -> dict[str, str]:
-    """What SGLang on a GPU is given beside the operator's environment. Its caches stay where they are: they are dear."""
+    """What SGLang on a GPU is given beside the operator's environment. Its caches stay: they are dear."""
     return dict(_CRASH)
 
 
 class Generation(NamedTuple):
     """A generation of GPUs. ``deterministic``: the attention backend for deterministic mode, "" where there is none.
 
-    ``default`` is what SGLang chooses by itself outside that mode (dense models); it is here to be read, and set nowhere.
+    ``default`` is what SGLang chooses by itself outside that mode (dense models): to be read, set nowhere.
     """
 
     name: str
@@ -79,9 +79,9 @@ class Generation(NamedTuple):
     deterministic: str
 
 
-# Deterministic mode without a backend named takes fa3 up to Hopper and flashinfer on Blackwell. fa3, fa4 and triton keep
-# the radix cache, flashinfer switches it off: so Blackwell is given triton. bfloat16, which the batch-invariant kernels
-# are written for, begins with Ampere.
+# Deterministic mode without a backend named takes fa3 up to Hopper and flashinfer on Blackwell. fa3, fa4 and triton
+# keep the radix cache, flashinfer switches it off: so Blackwell is given triton. bfloat16, which the batch-invariant
+# kernels are written for, begins with Ampere.
 GENERATIONS = (
     Generation("Turing", ((7, 5),), "flashinfer", ""),
     Generation("Ampere", ((8, 0), (8, 6), (8, 7)), "flashinfer", "fa3"),

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import pathlib
+import shutil
 import signal
 import subprocess
 import sys
@@ -24,10 +25,12 @@ class EngineTree:
     Args:
         command, environment: of the main process.
         log: takes what it prints.
+        temporary: a folder of its own, removed in the end.
     """
 
-    def __init__(self, command: list[str], environment: dict[str, str], log: pathlib.Path) -> None:
+    def __init__(self, command: list[str], environment: dict[str, str], log: pathlib.Path, temporary: str) -> None:
         log.parent.mkdir(parents=True, exist_ok=True)
+        self._temporary = temporary
         self._log = log
         # Popen here and not asyncio's: the leash holds to the thread that forks, and that must be this one.
         with open(log, "ab") as output:
@@ -101,6 +104,7 @@ class EngineTree:
             if pid != self.pid:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
+        shutil.rmtree(self._temporary, ignore_errors=True)
         for path in sorted(self._shared_memory):
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(path)
