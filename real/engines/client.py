@@ -1,4 +1,4 @@
-"""The ``EngineClient`` port on aiohttp: one connection a call, and every end told apart by what it says of the effect."""
+"""The ``EngineClient`` port on aiohttp: one connection a call, each end told apart by what it says of the effect."""
 
 from __future__ import annotations
 

@@ -170,7 +170,7 @@ class Generations:
                     await relay(inbound, response)
                     await response.prepare(inbound.request)
                 if watch.done:
-                    # A comment to every reader of events but ours, who learns from it what the whole answer follows from.
+                    # A comment to every reader of events but ours, whom it tells what the whole answer follows from.
                     cause = headers.cause_text(self._log.latest)
                     event = f": seatrial {cause} {self._log.lc}\n\n".encode() + event
                 await response.write(event)

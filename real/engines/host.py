@@ -243,7 +243,8 @@ class EngineHost:
         for port in (self._public, self._private):
             port.close()
         await self._registry.condemn.remote(run, name, incarnation)
-        asyncio.get_running_loop().call_later(_REPLY_S, os._exit, 0)
+        me = ray.get_runtime_context().current_actor
+        asyncio.get_running_loop().call_later(_REPLY_S, ray.kill, me)  # Ray calls any other exit a failure
 
 
 def _own_address() -> str:
