@@ -51,7 +51,7 @@ class Continuation:
     """What a model with certain weights says after ``prompt``, token by token.
 
     Args:
-        prompt: token ids of 32 bits; struct.error where one is not.
+        prompt: token ids, each of 32 bits without sign.
     """
 
     __slots__ = ("_state", "ids", "natural_length")

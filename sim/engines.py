@@ -24,6 +24,7 @@ from protocol.messages import (
 from protocol.ports import EngineSpec, Placement
 from protocol.training.checkpoint import MANIFEST, hash_weights
 from sim.engine import EngineNotListening, SimEngine
+from sim.engine_forward import ROUTES, serve_json
 from sim.engine_metrics import get as render_page
 from sim.engine_types import MAIN_DEATH_NS, AdminResult, EngineResult
 from sim.http import CONTROL, Exchange
@@ -48,7 +49,7 @@ _FIRST_PRIORITY = 10  # SimPy priority of the first engine's iterations; each en
 class EngineProcess(Process):
     """One incarnation of an engine: its HTTP routes over a SimEngine. ``engine`` is the model itself."""
 
-    __slots__ = ("shared", "engine", "host", "port", "open", "streams", "by_rid")
+    __slots__ = ("shared", "engine", "host", "port", "open", "by_rid", "json_rids")
 
     role = "engine"
 
@@ -61,6 +62,7 @@ class EngineProcess(Process):
         self.port = port
         self.open: dict[int, Exchange] = {}
         self.by_rid: dict[str, Exchange] = {}
+        self.json_rids: dict[int, tuple[str, ...]] = {}  # by exchange: requests of the JSON call under way
         self.engine = SimEngine(
             shared.world.clock,
             profile,
@@ -89,11 +91,13 @@ class EngineProcess(Process):
     def receive(self, exchange: Exchange) -> None:
         """A request has arrived."""
         try:
-            if exchange.method == "/generate":
+            if type(exchange.body) is GenerateRequest:
                 self._generate(exchange)
                 return
             self.open[exchange.number] = exchange
-            if exchange.body is None:
+            if exchange.method in ROUTES and exchange.body is not None:
+                self._json(exchange)
+            elif exchange.body is None:
                 _GETS.get(exchange.method, _get_page)(self, exchange)
             else:
                 self._post(exchange)
@@ -107,8 +111,19 @@ class EngineProcess(Process):
     def client_gone(self, exchange: Exchange) -> None:
         """The client closed its connection before the answer."""
         self.open.pop(exchange.number, None)
-        if self.alive and isinstance(exchange.body, GenerateRequest):
-            self.engine.client_gone(exchange.body.request_id, streaming=exchange.on_item is not None)
+        rids = self.json_rids.pop(exchange.number, ())
+        if isinstance(exchange.body, GenerateRequest):
+            rids = (exchange.body.request_id,)
+        if self.alive:
+            for rid in rids:
+                self.engine.client_gone(rid, streaming=exchange.on_item is not None)
+
+    def ended(self, exchange: Exchange) -> None:
+        """Its answer is on the way: nothing of it is open any more."""
+        self.open.pop(exchange.number, None)
+        for rid in self.json_rids.pop(exchange.number, ()):
+            if self.by_rid.get(rid) is exchange:
+                del self.by_rid[rid]
 
     def _answer(self, exchange: Exchange, payload: Any, size: int = 0) -> None:
         self.open.pop(exchange.number, None)
@@ -137,6 +152,15 @@ class EngineProcess(Process):
             ignore_eos=request.ignore_eos,
             on_token=(lambda _, count: exchange.item(count)) if exchange.on_item is not None else None,
         )
+
+    def _json(self, exchange: Exchange) -> None:
+        def serve() -> None:
+            rids = serve_json(self, exchange)
+            if rids:
+                self.json_rids[exchange.number] = rids
+
+        if not self.engine.postponed(serve):
+            serve()
 
     def _result(self, result: EngineResult) -> GenerateResult:
         return GenerateResult(
@@ -203,6 +227,7 @@ class EngineProcess(Process):
         self.engine.kill()
         exchanges, self.open = list(self.open.values()), {}
         self.by_rid.clear()
+        self.json_rids.clear()
         if reason == "node_lost":
             self.shared.freed(self)
             return  # nobody is left to close the connections: silence

@@ -9,27 +9,26 @@ from __future__ import annotations
 import asyncio
 import datetime
 import json
+import time
 import uuid
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 from aiohttp import web
 
-from real.emulated import generation
-from real.emulated.generation import BadRequest, Job
 from real.emulated.pacer import Pacer
-from sim import engine_openai as openai
 from sim.engine import SimEngine
+from sim.engine_calls import ROUTES, bad_body, read_call
+from sim.engine_generate import generate_refusal
+from sim.engine_json import DONE, BadBody, JsonCall, json_object
 from sim.engine_metrics import get as render_page
-from sim.engine_openai import BadBody, OpenAIRequest
 from sim.engine_pages import loads
-from sim.engine_tokens import prefix_blocks
-from sim.engine_types import AdminDone, AdminResult, EngineResult
+from sim.engine_types import AdminDone, AdminResult
 
 PAGES = (
     "/ready", "/metrics", "/server_info", "/get_server_info", "/model_info", "/get_model_info", "/v1/models",
 )  # fmt: skip
-_MAX_BODY = 256 * 1024 * 1024  # a prompt of token ids is long in JSON
+_MAX_BODY = 256 << 20  # a prompt of token ids is long in JSON
 
 
 class Server:
@@ -45,8 +44,7 @@ class Server:
                 web.get("/v1/loads", self._loads),
                 web.get("/health", self._health),
                 web.get("/health_generate", self._health),
-                web.post("/generate", self._generate),
-                *(web.post(route, self._openai) for route in openai.ROUTES),
+                *(web.post(route, self._generate) for route in ROUTES),
                 web.post("/pause_generation", self._pause),
                 web.post("/continue_generation", self._continue),
                 web.post("/abort_request", self._abort),
@@ -60,124 +58,52 @@ class Server:
     # --- generation ---------------------------------------------------------------------------------------------------
 
     async def _generate(self, request: web.Request) -> web.StreamResponse:
-        body = await _body(request)
-        stream = bool(body.get("stream", False))
+        """A JSON call of any of the three routes."""
+        engine, body = self._engine, await _body(request)
         try:
-            jobs, many = generation.parse(body)
-            if stream and many:
-                raise BadRequest("an emulated engine streams one answer at a time")
-            for job in jobs:
-                self._submit(job, stream)
-        except BadRequest as error:
-            return await self._stream_error(request, str(error)) if stream else _error(str(error))
-        if stream:
-            return await self._stream(request, jobs[0])
-        results = [await self._finished(job) for job in jobs]
-        refused = next((result for result in results if result.status != 200), None)
-        if refused is not None:
-            return _error(refused.error, refused.status)
-        answers = [generation.answer(job) for job in jobs]
-        return web.json_response(answers if many else answers[0])
-
-    def _submit(self, job: Job, stream: bool) -> None:
-        engine = self._engine
-
-        def submit() -> None:
-            engine.submit(
-                job.rid,
-                len(job.prompt),
-                job.max_new,
-                prefix_blocks(job.prompt, engine.profile.prefix_block_tokens),
-                done=job.end,
-                ignore_eos=job.ignore_eos,
-                eos_after=job.output.natural_length,
-                on_token=(lambda _, count: job.grow(count, engine.weight_hash)) if stream else None,
-            )
-
-        self._pacer.tell(submit)
-
-    async def _finished(self, job: Job, *, stream: bool = False) -> EngineResult:
-        """Wait for the end of a job; the engine hears of it when the client goes away first."""
+            call = read_call(request.path, body, engine, new_id=uuid.uuid4().hex, now_s=time.time())
+        except BadBody as error:
+            status, document = bad_body(request.path, str(error), stream=bool(body.get("stream", False)))
+            if status != 200:
+                return web.json_response(document, status=status)
+            response = await _event_stream(request)
+            await _write(response, [json.dumps(document), DONE])
+            return response
+        news = asyncio.Event()
+        for job in call.jobs:
+            job.news = news.set
+        self._pacer.tell(lambda: call.submit(engine))
         try:
-            while job.result is None:
-                job.news.clear()
-                await job.news.wait()
-            return job.result
-        except asyncio.CancelledError:
-            self._gone(job, stream)
-            raise
-
-    def _gone(self, job: Job, stream: bool) -> None:
-        self._pacer.tell(lambda: self._engine.client_gone(job.rid, streaming=stream))
-
-    async def _stream(self, request: web.Request, job: Job) -> web.StreamResponse:
-        response = await _event_stream(request)
-        try:
-            while job.result is None:
-                await job.news.wait()
-                job.news.clear()
-                if job.result is None:
-                    await response.write(_event(generation.event(job, self._engine.version)))
-            if job.result.status != 200:
-                await response.write(_stream_refusal(job.result.error))
-            else:
-                await response.write(_event(generation.answer(job)))
-            await response.write(openai.DONE.encode())
+            return await (self._stream if call.stream else self._whole)(request, call, news)
         except (asyncio.CancelledError, ConnectionError):
-            self._gone(job, True)
+            for job in call.jobs:
+                self._client_gone(job.rid, call.stream)
             raise
-        return response
 
-    async def _stream_error(self, request: web.Request, message: str) -> web.StreamResponse:
+    def _client_gone(self, rid: str, stream: bool) -> None:
+        self._pacer.tell(lambda: self._engine.client_gone(rid, streaming=stream))
+
+    async def _whole(self, _: web.Request, call: JsonCall, news: asyncio.Event) -> web.StreamResponse:
+        while any(job.result is None for job in call.jobs):
+            await news.wait()
+            news.clear()
+        refusal = _refused(call)
+        return web.json_response(call.whole()) if refusal is None else refusal
+
+    async def _stream(self, request: web.Request, call: JsonCall, news: asyncio.Event) -> web.StreamResponse:
+        job = call.jobs[0]
+        if not call.refused_in_stream:
+            await news.wait()  # its status is not known before the first token
+            if job.result is not None and (refusal := _refused(call)) is not None:
+                return refusal
         response = await _event_stream(request)
-        await response.write(_stream_refusal(message) + openai.DONE.encode())
-        return response
-
-    # --- OpenAI -------------------------------------------------------------------------------------------------------
-
-    async def _openai(self, request: web.Request) -> web.StreamResponse:
-        engine = self._engine
-        try:
-            asked = openai.parse(
-                request.path,
-                await _body(request),
-                new_id=uuid.uuid4().hex,
-                model=engine.model_path,
-                context_length=engine.profile.context_length,
-            )
-        except (BadBody, BadRequest) as error:
-            return web.json_response(openai.error_body(str(error)), status=400)
-        job = Job(asked.rid, asked.prompt, asked.max_new, asked.ignore_eos, asked.output)
-        self._submit(job, asked.stream)
-        if asked.stream:
-            return await self._openai_stream(request, asked, job)
-        result = await self._finished(job)
-        if result.status != 200:
-            return web.json_response(openai.error_body(result.error, result.status), status=result.status)
-        return web.json_response(openai.response(asked, result, int(job.received)))
-
-    async def _openai_stream(self, request: web.Request, asked: OpenAIRequest, job: Job) -> web.StreamResponse:
-        try:
-            await job.news.wait()  # SGLang waits for the first token before it answers 200
-        except asyncio.CancelledError:
-            self._gone(job, True)
-            raise
-        if job.result is not None and job.result.status != 200:
-            body = openai.error_body(job.result.error, job.result.status)
-            return web.json_response(body, status=job.result.status)
-        events = openai.Stream(asked, int(job.received))
-        response = await _event_stream(request)
-        try:
-            await response.write(events.begin().encode())
-            while job.result is None:
-                await job.news.wait()
-                job.news.clear()
-                if job.result is None:
-                    await response.write(events.more().encode())
-            await response.write(events.end(job.result).encode())
-        except (asyncio.CancelledError, ConnectionError):
-            self._gone(job, True)
-            raise
+        await _write(response, call.begin())
+        while job.result is None:
+            await news.wait()
+            news.clear()
+            if job.result is None:
+                await _write(response, call.more(self._engine.version))
+        await _write(response, call.end())
         return response
 
     # --- administration -----------------------------------------------------------------------------------------------
@@ -262,15 +188,8 @@ class Server:
 
 
 async def _body(request: web.Request) -> dict[str, Any]:
-    """The JSON object of a request; an empty body is an empty one. Raises BadRequest."""
-    raw = await request.read()
-    try:
-        body = json.loads(raw) if raw else {}
-    except (ValueError, RecursionError):
-        raise BadRequest("the body is not JSON") from None
-    if not isinstance(body, dict):
-        raise BadRequest("the body must be a JSON object")
-    return body
+    """Raises BadBody."""
+    return json_object(await request.read())
 
 
 async def _event_stream(request: web.Request) -> web.StreamResponse:
@@ -279,17 +198,20 @@ async def _event_stream(request: web.Request) -> web.StreamResponse:
     return response
 
 
-def _event(document: Any) -> bytes:
-    return openai.sse(document).encode()
+async def _write(response: web.StreamResponse, events: list[str]) -> None:
+    if events:
+        await response.write("".join(f"data: {event}\n\n" for event in events).encode())
 
 
-def _stream_refusal(message: str) -> bytes:
-    refusal = {"message": message, "type": "invalid_request_error", "code": 400, "retryable": False}
-    return _event({"error": refusal})
+def _refused(call: JsonCall) -> web.Response | None:
+    refused = call.refused
+    if refused is None:
+        return None
+    return web.json_response(call.refusal(refused.error, refused.status), status=refused.status)
 
 
 def _error(message: str, status: int = 400) -> web.Response:
-    return web.json_response({"error": {"message": message}}, status=status)
+    return web.json_response(generate_refusal(message), status=status)
 
 
 def _status(result: AdminResult) -> web.Response:
@@ -305,7 +227,7 @@ async def _as_fastapi(
     """Refusals of the router and of bodies in the shapes that FastAPI gives them."""
     try:
         return await handler(request)
-    except BadRequest as error:
+    except BadBody as error:
         return _error(str(error))
     except web.HTTPNotFound:
         return web.json_response({"detail": "Not Found"}, status=404)

@@ -1,0 +1,42 @@
+"""Which JSON call a route is: the one entry to /generate, /v1/chat/completions and /v1/completions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sim import engine_generate, engine_openai
+from sim.engine import SimEngine
+from sim.engine_generate import GenerateCall, generate_refusal, stream_refusal
+from sim.engine_json import JsonCall
+from sim.engine_openai import OpenAICall, openai_refusal
+
+ROUTES = (engine_generate.ROUTE, *engine_openai.ROUTES)
+
+
+def read_call(route: str, body: dict[str, Any], engine: SimEngine, *, new_id: str, now_s: float) -> JsonCall:
+    """The call that ``body`` asks of ``route``, which is one of ROUTES.
+
+    Args:
+        new_id: the request's id where the body has no ``rid``. No other id may begin with it: abort goes by prefixes.
+        now_s: seconds since the epoch by the engine's clock.
+
+    Raises:
+        BadBody: answer it with ``bad_body``.
+    """
+    if route == engine_generate.ROUTE:
+        return GenerateCall.read(body, new_id=new_id, now_s=now_s)
+    return OpenAICall.read(
+        route,
+        body,
+        new_id=new_id,
+        now_s=now_s,
+        model=engine.model_path,
+        context_length=engine.profile.context_length,
+    )
+
+
+def bad_body(route: str, message: str, *, stream: bool) -> tuple[int, Any]:
+    """Status and body of the answer to a body that cannot be read; of a stream, the only event and status 200."""
+    if route != engine_generate.ROUTE:
+        return 400, openai_refusal(message)
+    return (200, stream_refusal(message)) if stream else (400, generate_refusal(message))

@@ -1,0 +1,152 @@
+"""JSON generation calls at a simulated engine: what a gateway forwards, and posts to the same routes.
+
+``EngineClient.forward`` and ``forward_stream`` send the client's text as it is, ``post`` a JSON object.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from protocol.errors import HttpError
+from protocol.messages import AdminReply
+from sim.engine_calls import ROUTES, bad_body, read_call
+from sim.engine_json import DONE, BadBody, JsonCall, json_object
+from sim.network import CONTROL, REPLY
+
+if TYPE_CHECKING:
+    from sim.engines import EngineProcess
+    from sim.http import Exchange
+
+__all__ = ["ROUTES", "serve_json"]
+
+
+def serve_json(process: EngineProcess, exchange: Exchange) -> tuple[str, ...]:
+    """Answer one call. Returns the ids of its requests, () where it was refused.
+
+    Raises:
+        EngineNotListening: nothing was done.
+    """
+    route, raw, engine = exchange.method, exchange.body, process.engine
+    engine.check_listening()
+    # Every id of one engine has this form and width, so that none is a prefix of another.
+    new_id = f"{process.name}-{process.incarnation}-{exchange.number:012d}"
+    body: dict[str, Any] = {}
+    try:
+        body = json_object(raw) if isinstance(raw, str) else raw
+        call = read_call(route, body, engine, new_id=new_id, now_s=engine.env.now / 1e9)
+    except BadBody as error:
+        stream = bool(body.get("stream", False))
+        status, document = bad_body(route, str(error), stream=stream)
+        events = [json.dumps(document), DONE] if status == 200 else []
+        engine.serve(lambda: _Answer(process, exchange).refuse(status, document, events))
+        return ()
+    answer = _Answer(process, exchange)
+    if call.stream:
+        _stream(call, answer, process)
+    else:
+        _whole(call, answer)
+    for job in call.jobs:
+        process.by_rid[job.rid] = exchange
+    call.submit(engine)
+    return tuple(job.rid for job in call.jobs)
+
+
+def _whole(call: JsonCall, answer: _Answer) -> None:
+    def news() -> None:
+        if any(job.result is None for job in call.jobs):
+            return
+        refused = call.refused
+        if refused is None:
+            answer.give(json.dumps(call.whole()))
+        else:
+            answer.refuse(refused.status, call.refusal(refused.error, refused.status), [])
+
+    for job in call.jobs:
+        job.news = news
+
+
+def _stream(call: JsonCall, answer: _Answer, process: EngineProcess) -> None:
+    job = call.jobs[0]
+    begun = False
+
+    def news() -> None:
+        nonlocal begun
+        refused = call.refused if job.result is not None else None
+        if refused is not None and not call.refused_in_stream:
+            answer.refuse(refused.status, call.refusal(refused.error, refused.status), [])
+            return
+        if not begun:
+            begun = True
+            answer.add(call.begin())
+        if job.result is None:
+            answer.add(call.more(process.engine.version))
+        else:
+            answer.add(call.end())
+            answer.give("")
+
+    job.news = news
+
+
+class _Answer:
+    """The answer to one exchange. The events of a stream arrive in the order they were sent, as bytes on a connection
+    do, and the end of it after them, whatever the network does to the messages that carry them here."""
+
+    def __init__(self, process: EngineProcess, exchange: Exchange) -> None:
+        self._process = process
+        self._exchange = exchange
+        self._sent = 0
+        self._kept: list[str] = []  # events, for a caller that wants the whole text
+        self._arrived: dict[int, str] = {}
+        self._next = 0
+        self._end: tuple[Any, int, int] | None = None
+
+    def add(self, events: list[str]) -> None:
+        """Events of a stream."""
+        exchange, process = self._exchange, self._process
+        if exchange.on_item is None:
+            self._kept.extend(events)
+            return
+        for event in events:
+            number, self._sent = self._sent, self._sent + 1
+            exchange.network.send(process, exchange.caller, CONTROL, exchange, len(event), self._arrive, number, event)
+
+    def give(self, text: str) -> None:
+        """The whole answer, or the end of the stream."""
+        text = text or "".join(f"data: {event}\n\n" for event in self._kept)
+        posted = not isinstance(self._exchange.body, str)
+        self._finish(AdminReply(200, text) if posted else text, len(text))
+
+    def refuse(self, status: int, document: Any, events: list[str]) -> None:
+        """A refusal: ``document`` with ``status``, or, where that is 200, ``events``."""
+        if status == 200:
+            self.add(events)
+            self.give("")
+            return
+        text = json.dumps(document)
+        posted = not isinstance(self._exchange.body, str)
+        self._finish(AdminReply(status, text, False) if posted else HttpError(status=status, body=text), len(text))
+
+    def _finish(self, payload: Any, size: int) -> None:
+        process, exchange = self._process, self._exchange
+        process.ended(exchange)
+        if not self._sent:
+            exchange.answer(payload, size)
+            return
+        exchange.network.send(
+            process, exchange.caller, REPLY, exchange, size, self._arrive_end, payload, process.lc, process.n
+        )
+
+    def _arrive(self, number: int, event: str) -> None:
+        self._arrived[number] = event
+        while self._next in self._arrived:
+            self._exchange._item(self._arrived.pop(self._next))
+            self._next += 1
+        if self._end is not None:
+            self._arrive_end(*self._end)
+
+    def _arrive_end(self, payload: Any, lc: int, n: int) -> None:
+        if self._next < self._sent:
+            self._end = (payload, lc, n)
+        else:
+            self._exchange._answered(payload, lc, n)
