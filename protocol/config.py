@@ -139,3 +139,61 @@ class ExportConfig(ComponentConfig):
     """One deadline for a whole export."""
     keep: Annotated[int, Field(ge=2)] = 3
     """Published exports that stay; two at least, or a torn one has nothing before it to fall back on."""
+
+
+class ScalingConfig(ComponentConfig):
+    """``protocol.scaling.api``, its registry and its watcher (scaling.md 1 and 2)."""
+
+    timeout_s: Seconds = 600.0
+    """Budget of an operation, from its submission, where the request names none."""
+    poll_interval_s: Seconds = 0.5
+    """Between two looks at the manager's progress."""
+    progress_timeout_s: Seconds = 15.0
+    """Longest wait for one answer of the manager."""
+    completion_wait_s: SecondsOrNone = 60.0
+    """After the deadline and the abort: how long the manager's lifecycle may take to stop."""
+    reconcile_timeout_s: Seconds = 120.0
+    """Longest wait for the manager's cleanup: the end of a process, and the removal of its placement group."""
+    call_timeout_s: Seconds = 5.0
+    """Longest wait for the gateway to answer."""
+    idempotency_window_s: Seconds = 86_400.0
+    """How long a key answers for its first request; from its creation, not extended by replays."""
+    max_history: Count = 1024
+    """Resolved operations that are kept. Unresolved ones always are."""
+    max_idempotency_records: Count = 4096
+    """Keys that are kept, beside those of unresolved operations."""
+
+
+class LifecycleConfig(ComponentConfig):
+    """``protocol.scaling.lifecycle.ScaleManager`` (scaling.md 3 to 5)."""
+
+    group_cpus: SecondsOrNone = 2.0
+    """CPUs in the placement group of a replica, beside its GPUs."""
+    placement_timeout_s: Seconds = 120.0
+    """Until a placement group is CREATED."""
+    probe_timeout_s: Seconds = 60.0
+    """Until a process runs in the group and answers."""
+    init_timeout_s: Seconds = 900.0
+    """From the launch of a replica until /ready says 200."""
+    health_timeout_s: Seconds = 120.0
+    """From then until it has generated a token, and the gateway has taken it."""
+    shutdown_timeout_s: Seconds = 30.0
+    """Until a replica's process is seen gone after its SIGKILL."""
+    removal_timeout_s: Seconds = 60.0
+    """Until the table says REMOVED of a group whose removal was submitted."""
+    removal_poll_s: Seconds = 0.25
+    poll_interval_s: Seconds = 0.2
+    """Between two looks at /ready, or at whether a process is gone."""
+    request_timeout_s: Seconds = 2.0
+    """Connect and read time-out of /ready."""
+    generate_timeout_s: Annotated[float, Field(ge=20, allow_inf_nan=False)] = 22.0
+    """For /health_generate, which itself gives up after 20 s."""
+    drain_timeout_s: Seconds = 600.0
+    """How long a victim is waited for; then it is parked: not routable, its process and its group kept."""
+    abort_ends_drain: bool = True
+    """An abort ends the wait for a drain at once. False: the wait goes on to ``drain_timeout_s`` and nobody may clean
+    up before, as in the published runs (hazard H3)."""
+    max_history: Count = 1024
+    """Finished operations that are remembered."""
+    call_timeout_s: Seconds = 5.0
+    """Longest wait for the gateway to answer."""

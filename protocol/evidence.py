@@ -338,4 +338,41 @@ _declare("export.published", "component", "An export is complete and named.", ve
         weight_hash="str: hash")
 _declare("export.rejected", "component", "A loader found an export broken.", path="str: path", why="str: text", reader="str: who")
 
+# --- scaling: what the world and the operator see ---
+_declare("placement.entered", "world", "A process was started in a placement group.", group="str: id", process="str: name",
+        process_inc="int: its incarnation")
+_declare("placement.removal_asked", "world", "Somebody asked for the removal of a placement group.", group="str: id", by="str: who")
+_declare("scale.asked", "world", "An operator called the control API.",
+        ask="str: run-unique id of the call", service="str: whose API", route="str: scale_out, scale_in, status or reconcile",
+        direction="str: scale_out or scale_in", operation="str: id in the path, empty for a submission",
+        target="int?: replicas in all, of a submission", key="str?: idempotency key", timeout_s="float?: budget that was asked for")
+_declare("scale.answered", "world", "The operator has its answer, or none.",
+        ask="str: id of the call", status="int: HTTP-like status, 0 without an answer", code="str: error code, empty with 200",
+        operation="str: id in the answer, empty without one", state="str: state or decision in the answer",
+        cleanup="str: true, false or unknown, as scaling.md 2.6 reads it; unknown in every answer to a submission",
+        current="int?: replicas", ready="int?: replicas")
+_declare("scale.snapshot", "world", "What an operator sees of a service at a moment when no operation is open.",
+        service="str: name", when="str: deployed or final", initial="json: names of the replicas of the deployment",
+        routable="json: names of the replicas that are routed to", current="int?: as the API says", ready="int?: as the API says",
+        occupied="int?: as the API says", pending_cleanup="int?: as the API says",
+        groups="int: placement groups that are not REMOVED")
+
+# --- claims of components: scaling ---
+_declare("scale.decision", "component", "The registry decided on a submission.", direction="str: scale_out or scale_in",
+        model="str: model", target="int?: replicas in all; None where it was no integer", key="str?: idempotency key",
+        result="str: ADMITTED, REPLAY, NOOP or the error code", operation="str: id, empty without one",
+        current="int: authoritative", ready="int: authoritative")
+_declare("scale.state", "component", "An operation entered a state that is not terminal.", operation="str: id",
+        direction="str: scale_out or scale_in", state="str: state", model="str: model")
+_declare("scale.terminal", "component", "An operation ended.", operation="str: id", direction="str: scale_out or scale_in",
+        state="str: ACTIVE, PARTIAL, COMPLETED or FAILED", current="int: replicas", ready="int: replicas", created="int: of this operation",
+        removed="int: of this operation", failed="int: of this operation", cleanup_required="bool: something may be left", error="str: text")
+_declare("scale.reconciled", "component", "A reconcile was answered with 200.", operation="str: id", direction="str: scale_out or scale_in",
+        state="str: state, which it never changes", cleanup_required="bool: something is still left", detail="str: text")
+_declare("scale.slot", "component", "Something became of a rank.", operation="str: that created or drains it", rank="int: for ever",
+        replica="str: engine", replica_inc="int?: incarnation, None before its launch", group="str: placement group owned, empty before",
+        what="str: candidate, owns_group, probe_left, launched, published, unreleased, stopped, held or retired", detail="str: text")
+_declare("scale.drain", "component", "Something became of a drain.", operation="str: id", replica="str: victim", replica_inc="int: incarnation",
+        rank="int: rank", generation="int: number of the drain", what="str: chosen, confirmed, ignored or parked")
+
 _TABLE = tuple(KINDS)

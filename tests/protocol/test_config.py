@@ -28,6 +28,8 @@ READERS = {
     "AdminConfig": ("serving/admin.py", "serving/recovery.py"),
     "RecoveryConfig": ("serving/recovery.py",),
     "ExportConfig": ("training/checkpoint.py",),
+    "ScalingConfig": ("scaling/api.py", "scaling/registry.py", "scaling/watcher.py"),
+    "LifecycleConfig": ("scaling/lifecycle.py", "scaling/placement.py", "scaling/replicas.py"),
 }
 
 

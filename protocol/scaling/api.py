@@ -1,0 +1,410 @@
+"""The control API of scaling, as plain handlers: request in, status code and body out. One code for both worlds.
+
+Source: scaling.md 1.1 to 1.6. What a handler answers to a POST is never proof that anything is done or clean; only the
+status of an operation, or its reconcile, says ``cleanup_required: false`` (2.6).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr, ValidationError
+
+from protocol.config import ScalingConfig
+from protocol.errors import SeatrialError
+from protocol.messages import message
+from protocol.ports import ActorHandle, backend
+from protocol.scaling.contract import Capacity, CleanupReport, Direction, Progress, Victim
+from protocol.scaling.drain import DrainGate
+from protocol.scaling.registry import STATUS_OF, Operation, ScaleRegistry
+from protocol.scaling.watcher import Watcher
+from protocol.serving.gateway import ReplicaView
+from protocol.serving.peer import PEER_LOST, Peer
+
+DEFAULT_MODEL = "__default__"
+"""Internal name of the only model where it was given none."""
+
+
+class SubmitBody(BaseModel):
+    """Body of POST /scale_out and /scale_in (scaling.md 1.2)."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    model_name: StrictStr | None = "default"
+    """``default`` (or null): the only configured model."""
+    num_replicas: Annotated[StrictInt, Field(gt=0)]
+    """Replicas in all, never a difference."""
+    timeout_secs: Annotated[float, Field(gt=0, allow_inf_nan=False, strict=True)] | None = None
+    """Budget of the whole operation from its submission; null: the server's default."""
+    idempotency_key: StrictStr | None = None
+    """The same key with the same body is answered with the same operation, for 24 h."""
+
+
+class DecisionBody(BaseModel):
+    """Answer to POST /scale_out and /scale_in."""
+
+    status: str
+    request_id: str | None = None
+    current: int | None
+    ready: int | None
+    detail: str
+
+
+class StatusBody(BaseModel):
+    """Answer to GET /scale_out/{id} and /scale_in/{id} (scaling.md 1.4)."""
+
+    request_id: str
+    direction: Direction
+    status: str
+    model_name: str
+    target: int
+    timeout_secs: float | None
+    idempotency_key: str | None
+    created_at: float
+    updated_at: float
+    current: int | None
+    ready: int | None
+    created: int
+    removed: int
+    failed: int
+    cleanup_required: bool
+    error_message: str
+    detail: str
+
+
+class ReconcileBody(BaseModel):
+    """Answer to POST /scale_out/{id}/reconcile and /scale_in/{id}/reconcile (scaling.md 1.5)."""
+
+    request_id: str
+    direction: Direction
+    status: str
+    cleanup_required: bool
+    victim_cleared: bool
+    detail: str
+
+
+class EngineBody(BaseModel):
+    host: str
+    port: int
+    inflight: int
+    served: int
+
+
+class EnginesBody(BaseModel):
+    """Answer to GET /engines, for one model (scaling.md 1.6). No evidence that resources were released."""
+
+    engines: list[EngineBody]
+    current: int
+    ready: int
+    occupied: int
+    pending_cleanup: int
+
+
+class MetricsBody(BaseModel):
+    """Answer to GET /metrics, for one model. After a failure to ask: the start-up count and ``capacity_error``."""
+
+    model_path: str
+    num_gpus: float
+    num_gpus_per_engine: float
+    num_engines: int
+    ready_engines: int | None = None
+    occupied: int | None = None
+    pending_cleanup: int | None = None
+    capacity_error: str | None = None
+
+
+class ErrorBody(BaseModel):
+    """Answer with a 4xx or 5xx. ``error``: a stable code; ``detail``: for people."""
+
+    error: str
+    detail: str
+
+
+@dataclasses.dataclass(frozen=True)
+class ApiReply:
+    """Status code and JSON body."""
+
+    status: int
+    body: dict[str, Any]
+
+
+@message
+class ScaledModel:
+    """One model as the API is set up: who serves it, who scales it, how many replicas are protected."""
+
+    name: str
+    model_path: str
+    initial: int
+    gpus_per_replica: float
+
+
+class _Model:
+    def __init__(self, about: ScaledModel, gateway: Peer, manager: Peer, cleaner: Peer, watcher: Watcher) -> None:
+        self.about = about
+        self.gateway = gateway
+        self.manager = manager
+        self.cleaner = cleaner
+        self.watcher = watcher
+        self.gate = DrainGate(gateway)
+
+
+class ScaleApi:
+    """The control API of one or several models. An actor.
+
+    Args:
+        config: bounds, intervals and time-outs.
+        models: (model, its Gateway, its ScaleManager).
+    """
+
+    def __init__(self, config: ScalingConfig, models: tuple[tuple[ScaledModel, ActorHandle, ActorHandle], ...]) -> None:
+        self._config = config
+        self._given = models
+        self._models: dict[str, _Model] = {}
+        self._watches: dict[asyncio.Task[None], None] = {}
+        self._registry: ScaleRegistry
+
+    async def start(self) -> None:
+        port, config = backend(), self._config
+        self._registry = ScaleRegistry(
+            config,
+            new_id=port.new_id,
+            now=asyncio.get_running_loop().time,
+            wall_time=port.wall_time,
+            emit=port.emit,
+        )
+        for about, gateway_handle, manager_handle in self._given:
+            gateway = Peer(gateway_handle, config.call_timeout_s)
+            manager = Peer(manager_handle, config.progress_timeout_s)
+            cleaner = Peer(manager_handle, config.reconcile_timeout_s)
+            watcher = Watcher(config, self._registry, manager, DrainGate(gateway))
+            self._models[about.name] = _Model(about, gateway, manager, cleaner, watcher)
+
+    async def stop(self) -> None:
+        for task in tuple(self._watches):
+            task.cancel()
+
+    # --- submission ---
+
+    async def scale_out(self, body: dict[str, Any]) -> ApiReply:
+        """POST /scale_out: 200, 400, 409, 422 or 503."""
+        return await self._submit("scale_out", body)
+
+    async def scale_in(self, body: dict[str, Any]) -> ApiReply:
+        """POST /scale_in: 200, 400, 409, 422 or 503."""
+        return await self._submit("scale_in", body)
+
+    async def _submit(self, direction: Direction, body: dict[str, Any]) -> ApiReply:
+        try:
+            asked = SubmitBody.model_validate(body)
+        except ValidationError as error:
+            return _error(422, "INVALID_TYPE", _first(error))
+        model = self._resolve(asked.model_name)
+        if model is None:
+            return _error(400, "UNKNOWN_MODEL", f"model {asked.model_name!r} is none of {sorted(self._models)}")
+        try:
+            await model.gateway.call("roster")
+        except SeatrialError as error:
+            return _error(503, "DISCOVERY_FAILED", f"the gateway does not answer: {error.message}")
+        try:
+            capacity = await self._capacity(model)
+        except SeatrialError as error:
+            # Strict: to guess here is to admit what must not be admitted (M21).
+            return _error(503, "CAPACITY_UNKNOWN", f"nothing was admitted: {error.message}")
+        decision = self._registry.submit(
+            direction,
+            model.about.name,
+            asked.num_replicas,
+            timeout_s=asked.timeout_secs,
+            key=asked.idempotency_key,
+            capacity=capacity,
+            protected=model.about.initial,
+        )
+        if decision.code:
+            return _error(STATUS_OF[decision.code], decision.code, decision.detail)
+        if decision.created and decision.request_id is not None:
+            operation = self._registry.get(direction, decision.request_id)
+            assert operation is not None
+            self._watch(model, operation)
+        answer = DecisionBody(
+            status=decision.status,
+            request_id=decision.request_id,
+            current=decision.current,
+            ready=decision.ready,
+            detail=decision.detail,
+        )
+        return ApiReply(200, answer.model_dump(exclude={"request_id"} if decision.request_id is None else None))
+
+    def _watch(self, model: _Model, operation: Operation) -> None:
+        task = backend().background(model.watcher.watch(operation), name=f"watch-{operation.request_id}")
+        self._watches[task] = None
+        task.add_done_callback(lambda done: self._watches.pop(done, None))
+
+    # --- operations ---
+
+    async def status(self, direction: Direction, request_id: str) -> ApiReply:
+        """GET /scale_out/{id} and /scale_in/{id}: 200 or 404. The only proof that an operation is clean."""
+        operation = self._registry.get(direction, request_id)
+        if operation is None:
+            return _unknown(direction, request_id)
+        shown = StatusBody(**{name: getattr(operation, name) for name in StatusBody.model_fields})
+        return ApiReply(200, shown.model_dump())
+
+    async def reconcile(self, direction: Direction, request_id: str) -> ApiReply:
+        """POST .../{id}/reconcile: go on with the cleanup of that operation, and nothing else. 200, 404, 409 or 503."""
+        operation = self._registry.get(direction, request_id)
+        if operation is None:
+            return _unknown(direction, request_id)
+        if not operation.cleanup_required:
+            return self._reconciled(operation, True, "already clean")
+        model = self._models[operation.model_name]
+        proof: Victim | None = None
+        if direction == "scale_in":
+            refusal = await self._look_before(model, operation)
+            if isinstance(refusal, ApiReply):
+                return refusal
+            proof = refusal
+        try:
+            report: CleanupReport = await model.cleaner.call("reconcile", request_id, proof)
+        except SeatrialError as error:
+            return _error(503, "MANAGER_UNKNOWN", f"the manager does not answer: {error.message}; try again")
+        if not report.known:
+            return _error(503, "STATE_LOST", "the manager does not know this operation any more")
+        if report.running:
+            return _error(409, "LIFECYCLE_RUNNING", f"{report.detail}; try again later")
+        if not report.pending and operation.cleanup_required:
+            self._registry.cleaned(operation, report.detail)
+        return self._reconciled(operation, report.victim_cleared, report.detail)
+
+    async def _look_before(self, model: _Model, operation: Operation) -> ApiReply | Victim | None:
+        """What must be known before a scale-in may go on: who the victim is, and that it is idle (M1, M4, M5)."""
+        try:
+            progress: Progress | None = await model.manager.call("progress", operation.request_id)
+        except SeatrialError as error:
+            return _error(503, "VICTIM_UNKNOWN", f"the manager does not answer: {error.message}; try again")
+        if progress is None:
+            return _error(503, "STATE_LOST", "the manager does not know this operation any more")
+        if progress.victim is None:
+            if progress.phase == "COMPLETED" and progress.physical_done is True:
+                return None
+            return _error(503, "VICTIM_UNKNOWN", f"no victim is named and the operation is {progress.phase}")
+        await model.gate.close(progress.victim)  # its watcher may have died before it did
+        in_flight = await model.gate.in_flight(progress.victim.address)
+        name = progress.victim.address.name
+        if in_flight is None and not progress.victim_stopped:
+            return _error(503, "VICTIM_UNKNOWN", f"the gateway does not say what is in flight on {name}; try again")
+        if in_flight:
+            return _error(409, "IN_FLIGHT", f"{in_flight} calls are in flight on {name}; try again later")
+        return progress.victim
+
+    def _reconciled(self, operation: Operation, victim_cleared: bool, detail: str) -> ApiReply:
+        backend().emit(
+            "scale.reconciled",
+            operation=operation.request_id,
+            direction=operation.direction,
+            state=operation.status,
+            cleanup_required=operation.cleanup_required,
+            detail=detail,
+        )
+        body = ReconcileBody(
+            request_id=operation.request_id,
+            direction=operation.direction,
+            status=operation.status,
+            cleanup_required=operation.cleanup_required,
+            victim_cleared=victim_cleared,
+            detail=detail,
+        )
+        return ApiReply(200, body.model_dump())
+
+    # --- what there is ---
+
+    async def engines(self) -> ApiReply:
+        """GET /engines: replicas with their counters, and the capacity or what stands in for it. Flat for one model."""
+        found = {name: (await self._engines(model)).model_dump() for name, model in self._models.items()}
+        return ApiReply(200, found[DEFAULT_MODEL] if list(found) == [DEFAULT_MODEL] else {"instances": found})
+
+    async def _engines(self, model: _Model) -> EnginesBody:
+        views = await self._views(model)
+        listed = [
+            EngineBody(host=v.address.host, port=v.address.port, inflight=v.in_flight, served=v.served) for v in views
+        ]
+        ready = sum(view.routable for view in views)
+        try:
+            capacity = await self._capacity(model)
+        except SeatrialError:
+            capacity = Capacity(len(views), ready, len(views), 0)  # lenient: only who decides must not guess
+        return EnginesBody(
+            engines=listed,
+            current=capacity.current,
+            ready=ready,
+            occupied=capacity.occupied,
+            pending_cleanup=capacity.pending_cleanup,
+        )
+
+    async def metrics(self) -> ApiReply:
+        """GET /metrics: capacity by model. What could not be asked for is absent."""
+        bodies = {name: await self._metrics(model) for name, model in self._models.items()}
+        found = {name: body.model_dump(exclude_none=True) for name, body in bodies.items()}
+        return ApiReply(200, found[DEFAULT_MODEL] if list(found) == [DEFAULT_MODEL] else {"instances": found})
+
+    async def _metrics(self, model: _Model) -> MetricsBody:
+        about = model.about
+        body = MetricsBody(
+            model_path=about.model_path,
+            num_gpus=about.initial * about.gpus_per_replica,
+            num_gpus_per_engine=about.gpus_per_replica,
+            num_engines=about.initial,
+        )
+        try:
+            capacity = await self._capacity(model)
+        except SeatrialError as error:
+            body.capacity_error = error.message
+            return body
+        body.num_engines, body.ready_engines = capacity.current, capacity.ready
+        body.occupied, body.pending_cleanup = capacity.occupied, capacity.pending_cleanup
+        return body
+
+    async def health(self) -> ApiReply:
+        """GET /health: per model, and overall, whether somebody answers and a replica is routable."""
+        found = {name: any(v.routable for v in await self._views(model)) for name, model in self._models.items()}
+        said = {name: "healthy" if well else "unhealthy" for name, well in found.items()}
+        return ApiReply(200, {"status": "healthy" if all(found.values()) else "unhealthy", "instances": said})
+
+    async def unresolved(self) -> tuple[str, ...]:
+        """Operations that are not terminal, or not clean: ``MODEL:ID``."""
+        found = ((name, self._registry.unresolved(name)) for name in self._models)
+        return tuple(f"{name}:{operation.request_id}" for name, operation in found if operation is not None)
+
+    async def _views(self, model: _Model) -> tuple[ReplicaView, ...]:
+        try:
+            views: tuple[ReplicaView, ...] = await model.gateway.call("engines")
+        except PEER_LOST:
+            return ()
+        return views
+
+    async def _capacity(self, model: _Model) -> Capacity:
+        """Raises SeatrialError when the manager does not answer."""
+        capacity: Capacity = await model.manager.call("capacity")
+        return capacity
+
+    def _resolve(self, name: str | None) -> _Model | None:
+        if name in self._models:
+            return self._models[name]
+        if name in (None, "default") and len(self._models) == 1:
+            return next(iter(self._models.values()))
+        return None
+
+
+def _error(status: int, code: str, detail: str) -> ApiReply:
+    return ApiReply(status, ErrorBody(error=code, detail=detail).model_dump())
+
+
+def _unknown(direction: Direction, request_id: str) -> ApiReply:
+    return _error(404, "UNKNOWN_OPERATION", f"no {direction} has the id {request_id!r}")
+
+
+def _first(error: ValidationError) -> str:
+    first = error.errors()[0]
+    where = ".".join(str(part) for part in first["loc"])
+    return f"{where}: {first['msg']}; num_replicas is the total number of replicas, an integer above 0"

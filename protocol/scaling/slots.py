@@ -1,0 +1,132 @@
+"""Slots: the manager's book of replicas, one permanent rank each, and the capacity that follows from it.
+
+A rank is never used again, so that nothing late (a recovery, a proof, a removal) can mean another replica than it
+meant when it was sent (scaling.md 2.7 and 3).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from protocol.messages import EngineAddress
+from protocol.ports import Placement
+from protocol.scaling.contract import Capacity, RecoveryLeave
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class Slot:
+    """One rank. ``initial``: there at deployment, in resources that somebody else owns; never a victim."""
+
+    rank: int
+    name: str
+    initial: bool = False
+    address: EngineAddress | None = None
+    operation: str = ""
+    """The operation that created it, or that drains it."""
+    group: str = ""
+    """The placement group that this manager owns for it; noted as soon as the group exists."""
+    worker: bool = False
+    """Its process may live."""
+    candidate: bool = False
+    """Not published yet."""
+    offered: bool = False
+    """The gateway was asked to route to it, so it may do so whatever came back."""
+    draining: bool = False
+    held: bool = False
+    """A victim whose process is gone and whose group is not confirmed REMOVED."""
+    unreleased: bool = False
+    """A candidate that failed and is not confirmed gone."""
+    group_unknown: bool = False
+    """A group was asked for and the outcome is unknown: there may be one that nobody can name."""
+    removal_accepted: bool = False
+    """The removal of its group was submitted and accepted: from now on only the table is read."""
+    retired: bool = False
+    """For ever."""
+
+    @property
+    def published(self) -> bool:
+        return self.worker and not self.candidate
+
+
+class Slots:
+    """All ranks of one service.
+
+    Args:
+        service: replicas are named ``SERVICE-RANK``.
+        initial: the replicas that are there already; rank 0 and up.
+    """
+
+    def __init__(self, service: str, initial: tuple[EngineAddress, ...]) -> None:
+        self._service = service
+        self._slots = [
+            Slot(rank, address.name, initial=True, address=address, worker=True) for rank, address in enumerate(initial)
+        ]
+        self._by_name = {slot.name: slot for slot in self._slots}
+
+    def append(self, operation: str) -> Slot:
+        """A new rank, a candidate from its first moment on."""
+        rank = len(self._slots)
+        slot = Slot(rank, f"{self._service}-{rank}", operation=operation, candidate=True)
+        self._slots.append(slot)
+        self._by_name[slot.name] = slot
+        return slot
+
+    def named(self, name: str) -> Slot | None:
+        return self._by_name.get(name)
+
+    def of(self, operation: str) -> list[Slot]:
+        """The slots that an operation has created or drains, by rank."""
+        return [slot for slot in self._slots if slot.operation == operation]
+
+    def elastic(self) -> list[Slot]:
+        """Published replicas that a scale-out has created, draining or not, by rank."""
+        return [slot for slot in self._slots if slot.published and not slot.initial]
+
+    def newest_victim(self) -> Slot | None:
+        """The published elastic replica of the highest rank that is not draining; None: only initial ones are left."""
+        for slot in reversed(self._slots):
+            if slot.published and not (slot.initial or slot.draining or slot.held):
+                return slot
+        return None
+
+    @property
+    def published(self) -> int:
+        """Published replicas, those in drain included."""
+        return sum(slot.published for slot in self._slots)
+
+    def capacity(self) -> Capacity:
+        """The numbers of scaling.md 2.7."""
+        live = sum(slot.worker for slot in self._slots)
+        pending = sum(slot.held or slot.unreleased for slot in self._slots)
+        counted_live = sum(slot.worker and (slot.held or slot.unreleased) for slot in self._slots)
+        return Capacity(
+            current=self.published + sum(slot.held and not slot.worker for slot in self._slots),
+            ready=sum(slot.published and not slot.draining for slot in self._slots),
+            occupied=live + pending - counted_live,
+            pending_cleanup=pending,
+        )
+
+    # --- recovery ---
+
+    def may_recover(self, address: EngineAddress) -> RecoveryLeave:
+        """Whether recovery may start this replica again: never one that is on its way out, or not yet in."""
+        slot = self._by_name.get(address.name)
+        if slot is None:
+            return RecoveryLeave(False, why="no replica of this service")
+        if slot.address != address:
+            return RecoveryLeave(False, why="superseded by another incarnation")
+        for reason in ("retired", "candidate", "draining", "held", "unreleased"):
+            if getattr(slot, reason):
+                return RecoveryLeave(False, why=reason)
+        return RecoveryLeave(True, Placement(slot.group) if slot.group else None)
+
+    def adopt(self, old: EngineAddress, new: EngineAddress) -> bool:
+        """Recovery has a new incarnation ready; False: the replica is on its way out meanwhile, so end it."""
+        slot = self._by_name.get(old.name)
+        if slot is not None and slot.address == new:
+            return True
+        if not self.may_recover(old).allowed:
+            return False
+        assert slot is not None
+        slot.address = new
+        return True
