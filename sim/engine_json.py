@@ -60,7 +60,8 @@ class Job:
 
     def _grow(self, count: int, weight_hash: str) -> None:
         self.output.extend(count, weight_hash)
-        self.news()
+        if count < (self.max_new if self.ignore_eos else min(self.max_new, self.output.natural_length)):
+            self.news()  # else the end follows at once, and its event brings the last token
 
     def _end(self, result: EngineResult) -> None:
         for _, _, end, weight_hash in result.spans:
