@@ -127,14 +127,14 @@ class HttpServer:
             body = await self._body(raw)
         except Refusal as refusal:
             raw.protocol.keep_alive(False)  # the body may not have been read
-            return self._routes.failed(refusal)
+            return self._routes.failed(refusal, repeatable=True)
         headers = tuple((name.lower(), value) for name, value in raw.headers.items())
         answer = await self._routes.handle(HttpRequest(raw.method, raw.path, headers, body))
         if raw.path == "/metrics" and isinstance(answer, HttpAnswer) and answer.status == 200:
             try:
                 return self._metrics.page(answer.body)
             except ValueError as error:  # a page of a component of the user's
-                return self._routes.failed(error)
+                return self._routes.failed(error, repeatable=True)
         return answer
 
     def _check_token(self, raw: web.Request) -> None:

@@ -25,6 +25,7 @@ from protocol.messages import ForwardReply, ForwardRequest
 from protocol.ports import ActorHandle, backend
 from protocol.serving.gateway import ReplicaView
 from protocol.serving.http import (
+    ONCE,
     PROMETHEUS,
     HttpAnswer,
     HttpRequest,
@@ -37,9 +38,6 @@ from protocol.serving.http import (
 )
 
 FORWARDED = ("/generate", "/v1/chat/completions", "/v1/completions")
-ONCE = "x-seatrial-idempotent"
-"""A request header; ``false``: a call of unknown outcome is not sent again."""
-
 _LONGEST_RID = 200
 
 

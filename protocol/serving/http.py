@@ -18,9 +18,9 @@ from protocol.errors import HttpError, NoReplica, Outcome, ReadTimeout, Seatrial
 from protocol.messages import message
 
 JSON = "application/json"
-TEXT = "text/plain; charset=utf-8"
 PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
-DONE = "[DONE]"
+ONCE = "x-seatrial-idempotent"
+"""A request header; ``false``: a call of unknown outcome must not be made again."""
 
 Header = tuple[str, str]
 
@@ -98,10 +98,10 @@ class Routes:
             answer = await handler(request)
             return await self._begun(answer) if isinstance(answer, HttpStream) else answer
         except Exception as error:
-            return self.failed(error)
+            return self.failed(error, repeatable=request.header(ONCE, "true").lower() == "true")
 
-    def failed(self, error: Exception) -> HttpAnswer:
-        """The answer for an error.
+    def failed(self, error: Exception, *, repeatable: bool) -> HttpAnswer:
+        """The answer for an error. ``repeatable``: the request may be made again though its outcome is unknown.
 
         A 4xx of a replica is passed on as it is. Else: 503 when nothing was done and a retry may work, 504 after a read
         time-out, 502 when the outcome is unknown for another reason, 500 for an error nobody foresaw.
@@ -111,9 +111,11 @@ class Routes:
         if isinstance(error, Refusal):
             return HttpAnswer(error.status, _body(error, error.status), headers=error.headers)
         status = status_of(error)
-        headers: tuple[Header, ...] = (("x-should-retry", "false"),)  # openai's clients repeat any 5xx otherwise
+        headers: tuple[Header, ...] = ()
         if _outcome(error) is Outcome.NOT_DONE:
             headers = (("Retry-After", str(self._retry_after_s)), ("x-should-retry", "true"))
+        elif not repeatable:
+            headers = (("x-should-retry", "false"),)  # OpenAI's clients make any call that gave a 5xx again
         return HttpAnswer(status, _body(error, status), headers=headers)
 
     def too_long(self) -> Refusal:
@@ -134,11 +136,11 @@ class Routes:
             raise self.too_long()
         return handler
 
-    async def _begun(self, stream: HttpStream) -> HttpAnswer | HttpStream:
+    async def _begun(self, stream: HttpStream) -> HttpStream:
         try:
             first = await anext(stream.events)
         except StopAsyncIteration:
-            return self.failed(SeatrialError("the stream ended without an event"))
+            raise SeatrialError("the stream ended without an event") from None
         except BaseException:
             await stream.events.aclose()
             raise

@@ -1,0 +1,100 @@
+"""``python -m real.serve``: what bad usage gets, how it ends, and that it needs no Ray."""
+
+from __future__ import annotations
+
+import pathlib
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+
+import pytest
+
+from protocol.messages import EngineAddress
+from real.serve import Usage, engine_address, main
+from tests.real.served import ROOT, fleet, free_port, start_gateway
+
+ENGINE = ["--engine", "http://127.0.0.1:9"]
+
+
+def test_it_needs_no_ray() -> None:
+    code = "import sys, real.serve; sys.exit(any(m.split('.')[0] in ('ray', 'torch', 'sglang') for m in sys.modules))"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, timeout=60).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ([*ENGINE, "--host", "0.0.0.0"], "reachable from other machines and needs a token"),
+        ([*ENGINE, "--token-file", "/nowhere/token"], "--token-file /nowhere/token: No such file or directory"),
+        ([*ENGINE, "--port", "70000"], "port Input should be less than or equal to 65535"),
+        ([*ENGINE, "--attempts", "0"], "attempts Input should be greater than or equal to 1"),
+        ([*ENGINE, *ENGINE], "--engine: the same address twice"),
+        (["--engine", "127.0.0.1:9"], "give it as http://HOST:PORT"),
+        (["--engine", "https://x:1"], "give it as http://HOST:PORT"),
+        (["--engine", "http://x:99999"], "give it as http://HOST:PORT"),
+        (["--engine", "http://x:1/v1"], "give it as http://HOST:PORT"),
+    ],
+)
+def test_bad_usage_is_one_message_and_exit_code_2(
+    arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1 and lines[0].startswith("error: ") and says in lines[0]
+
+
+def test_a_port_that_is_taken(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        assert main([*ENGINE, "--port", str(taken.getsockname()[1])]) == 2
+    assert "in use" in capsys.readouterr().err
+
+
+def test_addresses() -> None:
+    assert engine_address("http://10.0.0.1:30000/") == EngineAddress("10.0.0.1:30000", 0, "10.0.0.1", 30000)
+    assert engine_address("http://[::1]:30000") == EngineAddress("[::1]:30000", 0, "::1", 30000)
+    with pytest.raises(Usage):
+        engine_address("http://10.0.0.1")
+
+
+def test_it_serves_before_its_engines_are_there(tmp_path: pathlib.Path) -> None:
+    class Absent:
+        url = f"http://127.0.0.1:{free_port()}"
+
+    gateway = start_gateway(tmp_path, [Absent()])  # type: ignore[list-item]
+    try:
+        with pytest.raises(urllib.error.HTTPError) as caught:
+            urllib.request.urlopen(f"{gateway.url}/ready", timeout=5)
+        assert caught.value.code == 503
+        assert urllib.request.urlopen(f"{gateway.url}/health", timeout=5).status == 200
+        gateway.signal(signal.SIGINT)
+        assert gateway.wait() == 0
+    finally:
+        gateway.end()
+
+
+def test_sigterm_lets_what_is_in_flight_finish(tmp_path: pathlib.Path) -> None:
+    with fleet(tmp_path, 1) as (gateway, _):
+        body = b'{"text": "x", "sampling_params": {"max_new_tokens": 500, "ignore_eos": true}}'
+        answers: list[bytes] = []
+
+        def call() -> None:
+            with urllib.request.urlopen(f"{gateway.url}/generate", data=body, timeout=30) as answer:
+                answers.append(answer.read())
+
+        thread = threading.Thread(target=call)
+        thread.start()
+        time.sleep(0.3)
+        gateway.signal(signal.SIGTERM)
+        gateway.until_says("stopping")
+        with pytest.raises(urllib.error.URLError):
+            urllib.request.urlopen(f"{gateway.url}/health", timeout=5)
+        thread.join()
+        assert b'"completion_tokens": 500' in answers[0]
+        assert gateway.wait() == 0
