@@ -167,7 +167,7 @@ class RealEngineClient:
         """Cumulative counts of output tokens. Tokens may coalesce; the end of the iteration is ``[DONE]``."""
         asked = {headers.REQUEST: request.request_id, headers.STREAM: "1"}
         body = self._generation(request, stream=True)
-        events = self._events("/generate", body, asked, connect_timeout_s, read_timeout_s)
+        events = self._events("/generate", body, asked, connect_timeout_s, read_timeout_s, raises=True)
         async with contextlib.aclosing(events):
             async for event in events:
                 if event != "[DONE]":
@@ -224,7 +224,8 @@ class RealEngineClient:
         connect_timeout_s: float | None = None,
         read_timeout_s: float | None = None,
     ) -> AsyncGenerator[str, None]:
-        return self._events(route, body.encode(), {}, connect_timeout_s, read_timeout_s)
+        # A refusal that SGLang streams with status 200 is an event like any other to a client of its routes.
+        return self._events(route, body.encode(), {}, connect_timeout_s, read_timeout_s, raises=False)
 
     # ---- inside ----
 
@@ -296,8 +297,10 @@ class RealEngineClient:
         asked: dict[str, str],
         connect_timeout_s: float | None,
         read_timeout_s: float | None,
+        *,
+        raises: bool,
     ) -> AsyncGenerator[str, None]:
-        """The data of each server-sent event of an answer, ``[DONE]`` included."""
+        """The data of each server-sent event of an answer, ``[DONE]`` included. ``raises``: also a streamed refusal."""
         exchange = _Exchange(self, route, read_timeout_s)
         try:
             async with self._open(exchange, "POST", body, asked, connect_timeout_s, read_timeout_s) as answer:
@@ -320,7 +323,7 @@ class RealEngineClient:
                             exchange.done(cause, lc)
                             yield "[DONE]"
                             return
-                        if data.startswith(b'{"error"') and (error := _error_in(data)) is not None:
+                        if raises and data.startswith(b'{"error"') and (error := _error_in(data)) is not None:
                             exchange.done(cause, lc, error)
                             raise error
                         yield data.decode(errors="replace")

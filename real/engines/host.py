@@ -30,6 +30,7 @@ from real.engines.weights import Weights, WeightsNotFound, read_weights
 from real.evidence import ProcessLog
 from real.faults.links import Links
 from real.faults.traffic import FaultyTraffic
+from real.nodes import own_node
 from real.registry import NAMESPACE, REGISTRY, ProcessIdentity, RunConfig
 
 _FIRST_LOOK_S = 0.02
@@ -51,6 +52,7 @@ class Description(NamedTuple):
     port: int
     private_port: int
     in_flight: int
+    host_pid: int
     main_pid: int
     pids: dict[int, str]
 
@@ -70,7 +72,10 @@ class EngineHost:
         self._run = run
         self._identity = identity
         self._spec = spec
-        self._log = ProcessLog(run.folder, identity.name, identity.incarnation, run.started_ns)
+        self._node = own_node(run.nodes)
+        self._log = ProcessLog(
+            run.folder, identity.name, identity.incarnation, run.started_ns, run.clock_offset_ns(self._node)
+        )
         self._registry = ray.get_actor(REGISTRY, namespace=NAMESPACE)
         self._address = _own_address()
         self._public = reserve(self._address, FIRST_PUBLIC)
@@ -92,7 +97,7 @@ class EngineHost:
         name, incarnation = self._identity.name, self._identity.incarnation
         await self._registry.booted.remote(self._run.run, name, incarnation, os.getpid(), node)
         kind = f"{self._run.engines.kind}({self._spec.profile})"
-        self._log.answered(lc, cause, "actor.spawned", cls=kind, node=node, role="engine")
+        self._log.answered(lc, cause, "actor.spawned", cls=kind, node=self._node, role="engine")
         self._life = asyncio.get_running_loop().create_task(self._live())
         return Booted(self._address, self._public.port, self._log.lc)
 
@@ -124,10 +129,14 @@ class EngineHost:
             self._emit("actor.stopped" if signal == "SIGSTOP" else "actor.continued")
         self._tree.signal(number, part)
 
+    async def lost(self, part: Part) -> None:
+        """A fault has killed a child of the engine, which will follow by itself."""
+        self._lost = part
+
     async def describe(self) -> Description:
         in_flight = 0 if self._front is None else self._front.in_flight
         pid, pids = (0, {}) if self._tree is None else (self._tree.pid, self._tree.pids())
-        return Description(self._public.port, self._private.port, in_flight, pid, pids)
+        return Description(self._public.port, self._private.port, in_flight, os.getpid(), pid, pids)
 
     # ---- life ----
 
@@ -174,7 +183,7 @@ class EngineHost:
         )
         self._card = OwnCard(
             run.folder, name=name, incarnation=self._identity.incarnation, role="engine",
-            node=ray.get_runtime_context().get_node_id(), pid=self._tree.pid,
+            node=self._node, pid=self._tree.pid,
         )  # fmt: skip
         return self._tree
 

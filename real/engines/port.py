@@ -143,6 +143,14 @@ class RealEngines:
         except ray.exceptions.RayTaskError as error:
             raise LookupError(str(error.cause)) from error
 
+    async def lost(self, name: str, part: Part) -> None:
+        """Tell the host of a living engine that a fault has killed a child of it. Raises LookupError."""
+        host = await self._living_host(name)
+        try:
+            await host.lost.remote(part)
+        except RayActorError as error:
+            raise LookupError(f"engine {name} died meanwhile") from error
+
     async def describe(self, name: str) -> Description:
         """Ports, processes and generations in flight of the living engine. Raises LookupError: there is none."""
         host = await self._living_host(name)
