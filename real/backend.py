@@ -20,15 +20,18 @@ from protocol.errors import NoSuchActor
 from protocol.evidence import check_may_emit
 from real.caller import Caller
 from real.census import Census, OwnCard
+from real.clocks import measure_clocks
 from real.engines.port import RealEngines
 from real.engines.settings import EngineSettings
 from real.evidence import ProcessLog
 from real.faults.links import Links
+from real.faults.placement import GroupNotes
 from real.faults.traffic import FaultyTraffic
 from real.handles import RealHandle
+from real.nodes import living_nodes, name_nodes, own_node
 from real.placement import RayPlacementGroups, remove_groups_of
 from real.registry import NAMESPACE, REGISTRY, NameRegistry, ProcessIdentity, RunConfig
-from real.spawner import Spawner, living_nodes, spec_of
+from real.spawner import Spawner, spec_of
 from real.storage import FileStorage
 
 T = TypeVar("T")
@@ -41,17 +44,20 @@ class RealBackend:
 
     def __init__(self, run: RunConfig, identity: ProcessIdentity) -> None:
         self.run = run
-        self.log = ProcessLog(run.folder, identity.name, identity.incarnation, run.started_ns)
+        self._node = own_node(run.nodes)
+        self._ray_node: str = ray.get_runtime_context().get_node_id()
+        self.log = ProcessLog(
+            run.folder, identity.name, identity.incarnation, run.started_ns, run.clock_offset_ns(self._node)
+        )
         self.census = Census(run.folder)
         links = Links(self.log.faults, self.census, self.log)
         self.caller = Caller(run, identity, self.log, links)
         self._me = RealHandle(self.caller, identity.name, identity.incarnation, identity.calls, identity.streams)
         self.hosts: type | None = None
         """The class of the actor in this process; None in the driver's."""
-        self._node: str = ray.get_runtime_context().get_node_id()
         self._registry = ray.get_actor(REGISTRY, namespace=NAMESPACE)
         self._storage = FileStorage(os.path.join(run.folder, "storage"), self.log)
-        self._groups = RayPlacementGroups(run.run, self.log, self.new_id)
+        self._groups = RayPlacementGroups(run.run, self.log, self.new_id, GroupNotes(run.folder))
         self._spawner = Spawner(run, identity, self.log, self.caller, self._registry, self._groups)
         self._engines: RealEngines | None = None
         if run.engines is not None:
@@ -131,7 +137,7 @@ class RealBackend:
         return RealHandle(self.caller, name, *found)
 
     async def nodes(self) -> tuple[str, ...]:
-        return living_nodes()
+        return tuple(living_nodes(self.run.nodes))
 
     def periodic(self, interval_s: float, function: Callable[[], Awaitable[None]], *, name: str) -> asyncio.Task[None]:
         async def repeat() -> None:
@@ -175,10 +181,20 @@ class RealBackend:
         self.log.close()
 
     async def register(self) -> None:
-        await self._registry.booted.remote(self.run.run, self._me.name, self._me.incarnation, os.getpid(), self._node)
+        me = self._me
+        await self._registry.booted.remote(self.run.run, me.name, me.incarnation, os.getpid(), self._ray_node)
 
     async def registered_as_started(self) -> None:
         await self._registry.started.remote(self.run.run, self._me.name, self._me.incarnation)
+
+    def bury(self, name: str, incarnation: int) -> None:
+        """Have everybody know a death that was recorded here. Returns before they do."""
+        self._registry.report.remote(self.run.run, name, incarnation)
+
+    async def start_again(self, name: str, incarnation: int) -> None:
+        """Start an actor as that incarnation of it was started. Raises NameTaken: it lives."""
+        spec = await self._registry.spec.remote(self.run.run, name, incarnation)
+        await self._spawner.start(spec, name)
 
     def crash(self, error: BaseException) -> NoReturn:
         """End this process at once, as a failure of its own; no ``finally`` runs."""
@@ -193,7 +209,7 @@ class RealBackend:
         pid, node = where
         if pid == 0:
             return  # it never came so far as to tell its pid
-        if node == self._node:
+        if node == self._ray_node:
             _deliver(pid, number)
         else:
             remote = ray.remote(num_cpus=0)(_deliver)
@@ -225,6 +241,7 @@ def run_real(
     folder: str | None = None,
     python_path: tuple[str, ...] | None = None,
     engines: EngineSettings | None = None,
+    run: str | None = None,
 ) -> T:
     """Run a driver's coroutine in the real world, on the Ray cluster that this process is connected to.
 
@@ -233,6 +250,7 @@ def run_real(
         folder: takes the evidence (``events/``) and the shared storage (``storage/``); a new temporary one by default.
         python_path: where actors look for classes beside their own path; this process's ``sys.path`` by default.
         engines: how serving engines are started; without it the run has none.
+        run: its id, unique on the cluster; a new one by default.
 
     Returns:
         What ``body`` returns. Every actor of the run is dead then.
@@ -246,12 +264,17 @@ def run_real(
         folder = tempfile.mkdtemp(prefix="seatrial-")
     if python_path is None:
         python_path = tuple(os.path.abspath(entry) for entry in sys.path if os.path.isdir(entry or "."))
-    started_ns = time.time_ns()
-    run = RunConfig(f"run-{started_ns:x}-{os.getpid()}", folder, started_ns, python_path, engines)
+    if run is None:
+        run = f"run-{time.time_ns():x}-{os.getpid()}"
+    nodes = name_nodes()
+    clocks = measure_clocks(nodes)
+    config = RunConfig(
+        run, folder, time.monotonic_ns(), python_path, engines, nodes, clocks.offsets_ns, clocks.error_ns
+    )  # fmt: skip
     remote = ray.remote(num_cpus=0, max_restarts=0)(NameRegistry)
     registry = remote.options(name=REGISTRY, namespace=NAMESPACE, lifetime="detached", get_if_exists=True).remote()
-    ray.get(registry.open.remote(run.run))
-    backend = RealBackend(run, ProcessIdentity(DRIVER, 0, 0))
+    ray.get(registry.open.remote(run))
+    backend = RealBackend(config, ProcessIdentity(DRIVER, 0, 0))
     backend.own_process()
     backend.log.emit("actor.spawned", cls="", node=backend.node, role="driver")
     try:

@@ -31,10 +31,14 @@ class ProcessLog:
         folder: of the run; the same for all its processes.
         actor: name of the process.
         incarnation: its incarnation.
-        started_ns: wall clock at the start of the run; ``t_ns`` counts from it.
+        started_ns: ``CLOCK_MONOTONIC`` at the start of the run, which all processes of a machine share; ``t_ns`` counts
+            from it.
+        clock_offset_ns: by how much this machine's clock is ahead of the driver's.
     """
 
-    def __init__(self, folder: str, actor: str, incarnation: int, started_ns: int) -> None:
+    def __init__(
+        self, folder: str, actor: str, incarnation: int, started_ns: int, clock_offset_ns: int = 0
+    ) -> None:
         self.actor = actor
         self.incarnation = incarnation
         self.n = 0
@@ -45,7 +49,7 @@ class ProcessLog:
         self.listener: Callable[[Event], None] | None = None
         """In the driver, whose own events need no way: sees every one."""
         self._announcer = Announcer()
-        self._started_ns = started_ns
+        self._started_ns = started_ns + clock_offset_ns
         self._cause: ContextVar[str | None] = ContextVar("seatrial_cause", default=None)
         path = pathlib.Path(folder, "events", f"{urllib.parse.quote(actor, safe='')}-{incarnation}.jsonl")
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -113,4 +117,4 @@ class ProcessLog:
         os.write(self._file, encode(event).encode())
 
     def _now(self) -> int:
-        return time.time_ns() - self._started_ns
+        return time.monotonic_ns() - self._started_ns

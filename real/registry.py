@@ -12,6 +12,7 @@ from typing import Literal
 import ray
 
 from real.engines.settings import EngineSettings
+from real.nodes import Named
 
 NAMESPACE = "seatrial"
 REGISTRY = "seatrial-registry"
@@ -24,13 +25,24 @@ def ray_name(run: str, name: str, incarnation: int) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class RunConfig:
-    """What every process of a run knows. ``folder`` takes its evidence; ``started_ns`` is its wall-clock start."""
+    """What every process of a run knows.
+
+    ``folder`` takes its evidence; ``started_ns`` is the driver's ``CLOCK_MONOTONIC`` at its start. ``nodes``: names of
+    the nodes that it began with. ``clock_offsets_ns``: node name to how far its machine's clock is ahead of the driver's,
+    where that is another machine; ``clock_error_ns`` bounds the difference of any two that is left then.
+    """
 
     run: str
     folder: str
     started_ns: int
     python_path: tuple[str, ...]
     engines: EngineSettings | None = None
+    nodes: Named = ()
+    clock_offsets_ns: tuple[tuple[str, int], ...] = ()
+    clock_error_ns: int = 0
+
+    def clock_offset_ns(self, node: str) -> int:
+        return dict(self.clock_offsets_ns).get(node, 0)
 
 
 @dataclasses.dataclass(frozen=True)

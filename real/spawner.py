@@ -17,6 +17,7 @@ from protocol.ports import Placement
 from real.caller import Caller, died
 from real.evidence import ProcessLog
 from real.handles import RealHandle, Reply
+from real.nodes import living_nodes, name_of
 from real.placement import POLL_S, RayPlacementGroups
 from real.registry import NAMESPACE, ProcessIdentity, RunConfig, SpawnSpec, ray_name
 
@@ -97,15 +98,17 @@ class Spawner:
 
     async def scheduling(self, spec: SpawnSpec) -> Any:
         """Ray's strategy for a spec. Everything that would let Ray hang for ever is refused here."""
-        if spec.node is not None and spec.node not in living_nodes():
-            raise PlacementError(f"no living node is named {spec.node!r}; there are {', '.join(living_nodes())}")
+        given = self._run.nodes
+        nodes = living_nodes(given) if spec.node is not None else {}
+        if spec.node is not None and spec.node not in nodes:
+            raise PlacementError(f"no living node is named {spec.node!r}; there are {', '.join(nodes)}")
         if spec.group_id is None:
-            return None if spec.node is None else NodeAffinitySchedulingStrategy(spec.node, soft=False)
+            return None if spec.node is None else NodeAffinitySchedulingStrategy(nodes[spec.node], soft=False)
         while self._groups.state(spec.group_id) == "PENDING":
             await asyncio.sleep(POLL_S)
         await self._groups.wait_created(spec.group_id, 0)
         placement = Placement(spec.group_id, spec.bundle)
-        holder = self._groups.node_of(placement)
+        holder = name_of(self._groups.node_of(placement), given)
         if spec.node is not None and spec.node != holder:
             raise PlacementError(f"{placement} is on node {holder}, not on {spec.node}")
         return PlacementGroupSchedulingStrategy(
@@ -136,13 +139,6 @@ class Spawner:
         self._caller.bury(handle)
         if peer is not None:
             ray.kill(peer)
-
-
-def living_nodes() -> tuple[str, ...]:
-    """Ray's ids of the living nodes. Ray keeps no order of creation; its head node is the first one."""
-    living = [node for node in ray.nodes() if node["Alive"]]
-    living.sort(key=lambda node: ("node:__internal_head__" not in node["Resources"], node["NodeID"]))
-    return tuple(node["NodeID"] for node in living)
 
 
 def spec_of(

@@ -1,0 +1,51 @@
+"""How far the clocks of a run's machines are apart: measured by exchanges, half of a round trip is the error."""
+
+from __future__ import annotations
+
+import time
+from typing import Final, NamedTuple
+
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from real.nodes import Named
+
+SAME_MACHINE_NS: Final = 1_000
+"""``CLOCK_MONOTONIC`` is one clock for all processes of a machine; this much is granted to reading it."""
+_EXCHANGES: Final = 15
+
+
+class Clocks(NamedTuple):
+    """Node name to how far its machine's clock is ahead of the driver's; ``error_ns`` bounds what is left."""
+
+    offsets_ns: tuple[tuple[str, int], ...]
+    error_ns: int
+
+
+class _Clock:
+    def read(self) -> int:
+        return time.monotonic_ns()
+
+
+def measure_clocks(nodes: Named) -> Clocks:
+    """Measure the clocks of all nodes that are not on the driver's machine."""
+    here = ray.util.get_node_ip_address()
+    addresses = {row["NodeID"]: row["NodeManagerAddress"] for row in ray.nodes()}
+    offsets = []
+    error_ns = SAME_MACHINE_NS
+    for name, ray_id in nodes:
+        if addresses.get(ray_id) == here:
+            continue
+        where = NodeAffinitySchedulingStrategy(ray_id, soft=False)
+        clock = ray.remote(num_cpus=0)(_Clock).options(scheduling_strategy=where).remote()
+        exchanges = []
+        for _ in range(_EXCHANGES):
+            before = time.monotonic_ns()
+            there = ray.get(clock.read.remote(), timeout=30)
+            after = time.monotonic_ns()
+            exchanges.append((after - before, there - (before + after) // 2))
+        ray.kill(clock)
+        round_trip_ns, offset_ns = min(exchanges)
+        offsets.append((name, offset_ns))
+        error_ns = max(error_ns, round_trip_ns)  # both ends of a pair may be off by half of a round trip
+    return Clocks(tuple(offsets), error_ns)

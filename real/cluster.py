@@ -1,0 +1,201 @@
+"""The Ray of a run: head and raylets of its own on this machine, or a cluster that somebody else has started.
+
+A cluster of its own lies whole in the run's temporary folder (sockets, logs, addresses), writes no token file and no
+usage statistics, and has no dashboard. Its end is the warden's (`real.warden`): its daemons carry the run's mark.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import os
+import pathlib
+import signal
+from typing import Any, Final
+
+from real.warden import MARK, Sweeper
+
+RAY_VERSION: Final = "2.60"
+_LONGEST_SOCKET: Final = 107  # bytes of a Unix socket's path
+_RAYS_OWN: Final = len("/ray/session_2026-11-29_19-38-14_626265_4194304/sockets/plasma_store.99")
+_LOGICAL_CPUS: Final = 64  # an actor takes none, but Ray starts no more processes at once than there are
+_OBJECT_STORE_BYTES: Final = 80 * 1024 * 1024  # the least that Ray takes; messages of a run are small
+ROOT: Final = pathlib.Path(__file__).resolve().parent.parent
+
+
+class ClusterFailed(Exception):
+    """There is no Ray to run on; the text says why, and what to do."""
+
+
+def version_problem() -> str:
+    """What is wrong with the installed Ray; empty when nothing is. Imports nothing."""
+    try:
+        found = importlib.metadata.version("ray")
+    except importlib.metadata.PackageNotFoundError:
+        return "Ray is not installed; pip install 'ray==2.60.*' (or -e '.[real]')"
+    if not found.startswith(f"{RAY_VERSION}."):
+        return f"Ray {found} is installed, this version of seatrial is for {RAY_VERSION}; pip install 'ray==2.60.*'"
+    return ""
+
+
+def folder_problem(folder: str) -> str:
+    """Why Ray's sockets would not fit below a folder; empty when they do."""
+    if len(os.fsencode(folder)) + _RAYS_OWN > _LONGEST_SOCKET:
+        most = _LONGEST_SOCKET - _RAYS_OWN
+        return f"{folder} is too long a path for Ray's sockets (at most {most} bytes); set TMPDIR to a shorter one"
+    return ""
+
+
+def environment(run: str, folder: str) -> dict[str, str]:
+    """Variables that Ray's daemons and everything below them must inherit.
+
+    Args:
+        run: the mark of the run's processes.
+        folder: of the run; Ray's files go there.
+    """
+    path = [str(ROOT), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    return {
+        MARK: run,
+        "PYTHONPATH": os.pathsep.join(dict.fromkeys(path)),
+        "RAY_TMPDIR": folder,
+        "RAY_AUTH_MODE": "disabled",  # else Ray writes a token file under the home folder
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_BACKEND_LOG_LEVEL": "error",  # else its daemons' words end up on this terminal
+        "RAY_DEDUP_LOGS": "0",
+        "SPT_NOENV": "1",  # a title that overwrites the environment would hide the mark
+    }
+
+
+class LocalCluster:
+    """Head and raylets on this machine, named node-0 and so on.
+
+    Args:
+        gpus: of each node: how many, and which devices where they are real ones (else they are a number that Ray
+            counts with, and need no hardware).
+    """
+
+    def __init__(self, run: str, gpus: list[tuple[float, str | None]]) -> None:
+        self._run = run
+        self._gpus = gpus
+        self._cluster: Any = None
+        self._nodes: dict[str, Any] = {}
+
+    def start(self) -> None:
+        """Start it, and connect this process to it.
+
+        Raises:
+            ClusterFailed: what did start is the warden's to end.
+        """
+        import ray
+        from ray.cluster_utils import Cluster
+
+        # Ray notes the address of the latest cluster there, which must not be /tmp/ray: it would be left behind.
+        os.makedirs(os.path.join(os.environ["RAY_TMPDIR"], "ray"), exist_ok=True)
+        try:
+            self._cluster = Cluster(initialize_head=False, shutdown_at_exit=False)
+            for number in range(len(self._gpus)):
+                self._add(f"node-{number}")
+            ray.init(
+                address=self._cluster.address, log_to_driver=False, configure_logging=False, logging_level="ERROR"
+            )  # fmt: skip
+        except Exception as error:  # whatever Ray raises: none of it is a bug of the caller's
+            raise ClusterFailed(f"Ray did not start: {type(error).__name__}: {error}") from error
+
+    def lose(self, name: str) -> list[int]:
+        """SIGKILL a node: its raylet and every process below it. Returns their pids. The head cannot be lost.
+
+        Raises:
+            ClusterFailed: the head, or no such node.
+        """
+        if name == "node-0" or name not in self._nodes:
+            raise ClusterFailed(
+                f"{name} cannot be lost: " + ("it has Ray's head" if name == "node-0" else "no such node")
+            )
+        node = self._nodes.pop(name)
+        roots = {info.process.pid for infos in node.all_processes.values() for info in infos}
+        sweeper = Sweeper(self._run, "")
+        lost = set(roots)
+        while living := sweeper.below(roots | lost):
+            for pid in living:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            lost |= set(living)
+        self._cluster.worker_nodes.discard(node)
+        _reap(node)
+        return sorted(lost)
+
+    def restore(self, name: str) -> None:
+        """Start a lost node again, empty, under the name that it had. Blocks until it is there, a second or two."""
+        self._add(name)
+
+    def reap(self) -> None:
+        """Collect the daemons, which the warden has ended: else they would stay zombies of this process."""
+        for node in self._nodes.values():
+            _reap(node)
+
+    def _add(self, name: str) -> None:
+        from real.nodes import LABEL
+
+        count, devices = self._gpus[int(name.removeprefix("node-"))]
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        if devices is not None:
+            os.environ["CUDA_VISIBLE_DEVICES"] = devices  # a raylet hands out those that it was started with
+        try:
+            self._nodes[name] = self._cluster.add_node(
+                num_cpus=_LOGICAL_CPUS, num_gpus=count, object_store_memory=_OBJECT_STORE_BYTES,
+                include_dashboard=False, include_log_monitor=False, no_monitor=True, labels={LABEL: name},
+            )  # fmt: skip
+        finally:
+            if devices is not None:
+                os.environ.pop("CUDA_VISIBLE_DEVICES")
+                if visible is not None:
+                    os.environ["CUDA_VISIBLE_DEVICES"] = visible
+
+
+def connect(address: str, run: str, packages: list[str]) -> None:
+    """Connect this process to a cluster that somebody else has started.
+
+    Args:
+        address: of its head, ``host:port``.
+        run: the mark of the run's processes there.
+        packages: folders of Python packages that the cluster's workers are to have.
+
+    Raises:
+        ClusterFailed: nobody answers there, or it is of another version.
+    """
+    import ray
+
+    variables = {MARK: run}
+    try:
+        ray.init(
+            address=address, log_to_driver=False, configure_logging=False, logging_level="ERROR",
+            runtime_env={"env_vars": variables, "py_modules": packages},
+        )  # fmt: skip
+    except Exception as error:
+        raise ClusterFailed(f"--ray {address}: no connection: {type(error).__name__}: {error}") from error
+
+
+def nodes_problem(nodes: int, gpus_per_node: float) -> str:
+    """What the connected cluster lacks for a topology; empty when it suffices."""
+    import ray
+
+    from real.nodes import name_nodes
+
+    named = name_nodes()
+    if len(named) < nodes:
+        return f"the cluster has {len(named)} nodes, the scenario needs {nodes}"
+    rows = {row["NodeID"]: row for row in ray.nodes()}
+    for name, ray_id in named[:nodes]:
+        have = rows[ray_id]["Resources"].get("GPU", 0.0)
+        if have < gpus_per_node:
+            return (
+                f"{name} ({rows[ray_id]['NodeManagerAddress']}) has {have:g} GPUs, the scenario needs {gpus_per_node:g}"
+            )
+    return ""
+
+
+def _reap(node: Any) -> None:
+    for infos in node.all_processes.values():
+        for info in infos:
+            with contextlib.suppress(Exception):  # a Popen that somebody has waited for already
+                info.process.wait(timeout=5)
