@@ -167,4 +167,3 @@ class EngineClientPort:
     ) -> tuple[int, str]:
         page: tuple[int, str] = await self._call(route, None, 128, connect_timeout_s, read_timeout_s)
         return page
-

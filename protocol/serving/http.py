@@ -107,7 +107,8 @@ class Routes:
         time-out, 502 when the outcome is unknown for another reason, 500 for an error nobody foresaw.
         """
         if isinstance(error, HttpError) and error.fields["status"] < 500 and error.outcome is Outcome.NOT_DONE:
-            return HttpAnswer(error.fields["status"], error.fields["body"] or _body(error, error.fields["status"]))
+            status, text = error.fields["status"], error.fields["body"]
+            return HttpAnswer(status, text if _is_json(text) else _body(error, status))
         if isinstance(error, Refusal):
             return HttpAnswer(error.status, _body(error, error.status), headers=error.headers)
         status = status_of(error)
@@ -190,6 +191,14 @@ def status_of(error: Exception) -> int:
     if isinstance(error, ReadTimeout):
         return 504
     return 502 if isinstance(error, SeatrialError) else 500
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return True
 
 
 def _outcome(error: Exception) -> Outcome:

@@ -165,6 +165,15 @@ def test_a_refusal_of_the_replica_is_passed_on_as_it_is(stream: bool) -> None:
     served(body)
 
 
+def test_a_refusal_that_is_no_json_becomes_some() -> None:
+    async def body(front: Front) -> None:
+        front.engines[0].generate_script.append(HttpError(status=404, body="Not Found"))
+        status, told, _ = await front.ask("POST", CHAT, {})
+        assert (status, told["error"]["message"], told["error"]["outcome"]) == (404, "HTTP 404: Not Found", "not_done")
+
+    served(body)
+
+
 @pytest.mark.parametrize(
     ("failure", "status", "outcome"),
     [
