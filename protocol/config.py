@@ -167,7 +167,7 @@ class ScalingConfig(ComponentConfig):
 class LifecycleConfig(ComponentConfig):
     """``protocol.scaling.lifecycle.ScaleManager`` (scaling.md 3 to 5)."""
 
-    group_cpus: SecondsOrNone = 2.0
+    group_cpus: Annotated[int, Field(ge=0)] = 2
     """CPUs in the placement group of a replica, beside its GPUs."""
     placement_timeout_s: Seconds = 120.0
     """Until a placement group is CREATED."""

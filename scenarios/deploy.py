@@ -10,6 +10,8 @@ from typing import Any
 from protocol.errors import NetworkError, SeatrialError
 from protocol.messages import EngineAddress
 from protocol.ports import ActorHandle, EngineSpec, backend
+from protocol.scaling.api import DEFAULT_MODEL, ScaleApi, ScaledModel
+from protocol.scaling.lifecycle import ScaleManager
 from protocol.serving.admin import AdminClient
 from protocol.serving.gateway import Gateway
 from protocol.serving.health import HealthProber
@@ -17,6 +19,7 @@ from protocol.serving.recovery import Recovery
 from protocol.training.checkpoint import Exporter
 from scenarios.client import LoadClient
 from scenarios.load import Scenario, load_class
+from scenarios.scaling import ScaleOperator
 from scenarios.schema import ServiceModel, TopologyModel
 from scenarios.trainer import SyntheticTrainer
 
@@ -36,6 +39,8 @@ class Cell:
     prober: ActorHandle
     recovery: ActorHandle
     admin: ActorHandle
+    manager: ActorHandle | None = None
+    scale_api: ActorHandle | None = None
 
 
 @dataclasses.dataclass(slots=True)
@@ -47,6 +52,7 @@ class Service:
     exporter: ActorHandle
     trainer: ActorHandle
     replicas: list[str]
+    operator: ScaleOperator | None = None
 
 
 def homes(topology: TopologyModel) -> dict[str, str]:
@@ -99,7 +105,13 @@ async def _deploy_service(name: str, spec: ServiceModel, placed: dict[str, str],
             for number in range(spec.gateways)
         )
     )  # fmt: skip
-    return Service(name, cells, exporter, trainer, replicas)
+    operator = None
+    cell = cells[0]
+    if spec.scaling is not None and cell.scale_api is not None and cell.manager is not None:
+        timeout_s = spec.scaling.api.timeout_s
+        operator = ScaleOperator(name, cell.scale_api, cell.manager, tuple(replicas), timeout_s)
+        await operator.snapshot("deployed")
+    return Service(name, cells, exporter, trainer, replicas, operator)
 
 
 async def _deploy_cell(
@@ -116,9 +128,22 @@ async def _deploy_cell(
     port = backend()
     gateway = await port.spawn(classes.get("gateway", Gateway), spec.gateway, name=f"gateway-{suffix}", node=node)
     own = tuple((address.name, placed[address.name]) for address in addresses)
+    scaled: dict[str, ActorHandle] = {}
+    owner: dict[str, Any] = {}  # a recovery of the user's own need not know the argument where nothing is scaled
+    if spec.scaling is not None:
+        manager = await port.spawn(
+            classes.get("scale_manager", ScaleManager), spec.scaling.lifecycle, gateway, engine,
+            suffix.rpartition("-")[0], tuple(addresses), name=f"manager-{suffix}", node=node,
+        )  # fmt: skip
+        about = ScaledModel(DEFAULT_MODEL, spec.engine, len(addresses), spec.gpus_per_replica)
+        scaled["manager"] = owner["owner"] = manager
+        scaled["scale_api"] = await port.spawn(
+            classes.get("scale_api", ScaleApi), spec.scaling.api, ((about, gateway, manager),),
+            name=f"scale-{suffix}", node=node,
+        )  # fmt: skip
     recovery = await port.spawn(
         classes.get("recovery", Recovery), spec.recovery, spec.admin, gateway, engine, own, exporter,
-        name=f"recovery-{suffix}", node=node,
+        name=f"recovery-{suffix}", node=node, **owner,
     )  # fmt: skip
     await asyncio.gather(*(_admit(gateway, address, ready_within_s) for address in addresses))
     prober = await port.spawn(
@@ -127,7 +152,7 @@ async def _deploy_cell(
     admin = await port.spawn(
         classes.get("admin", AdminClient), spec.admin, gateway, prober, name=f"admin-{suffix}", node=node
     )
-    return Cell(gateway, prober, recovery, admin)
+    return Cell(gateway, prober, recovery, admin, **scaled)
 
 
 async def _admit(gateway: ActorHandle, address: EngineAddress, within_s: float) -> None:
@@ -196,7 +221,8 @@ async def stop_components(services: Iterable[Service]) -> None:
     stops: list[Awaitable[Any]] = []
     for service in services:
         for cell in service.cells:
-            stops += [_ask(part, "stop", None) for part in (cell.prober, cell.admin, cell.recovery, cell.gateway)]
+            parts = (cell.scale_api, cell.prober, cell.admin, cell.recovery, cell.manager, cell.gateway)
+            stops += [_ask(part, "stop", None) for part in parts if part is not None]
         stops += [_ask(part, "stop", None) for part in (service.exporter, service.trainer)]
     await asyncio.gather(*stops)
 
@@ -206,8 +232,11 @@ async def take_down(services: Iterable[Service], clients: Iterable[ActorHandle])
     port = backend()
     handles = list(clients)
     for service in services:
+        if service.operator is not None:
+            await service.operator.take_down()
         for cell in service.cells:
-            handles += [cell.prober, cell.admin, cell.recovery, cell.gateway]
+            parts = (cell.scale_api, cell.prober, cell.admin, cell.recovery, cell.manager, cell.gateway)
+            handles += [part for part in parts if part is not None]
         handles += [service.exporter, service.trainer]
         for replica in service.replicas:
             await port.engines.terminate(replica)

@@ -296,5 +296,49 @@ class NoteParams(SpecModel):
     text: str
 
 
-VERBS: dict[str, type[SpecModel]] = {"export": ExportParams, "admin": AdminParams, "note": NoteParams}
+class ScaleParams(SpecModel):
+    """Base of the verbs that submit a target."""
+
+    service: str | None = None
+    """Needed where there are several."""
+    num_replicas: Count
+    """Replicas in all, never a difference."""
+    idempotency_key: str | None = None
+    """With a key, an answer that was lost is asked for again."""
+    timeout_s: SomeSeconds | None = None
+    """Budget of the operation; by default the API's own."""
+    poll_s: SomeSeconds = 1.0
+    """Between two looks at the operation, until it is terminal."""
+    attempts: Count = 5
+    """Submissions in all, where there is a key."""
+
+
+class ScaleOutParams(ScaleParams):
+    """``scale_out``: submit a larger total of replicas, and follow the operation to its end."""
+
+
+class ScaleInParams(ScaleParams):
+    """``scale_in``: submit a smaller total of replicas, and follow the operation to its end."""
+
+
+class ReconcileParams(SpecModel):
+    """``reconcile``: have the latest operation of a direction cleaned up, again and again until it is clean."""
+
+    service: str | None = None
+    """Needed where there are several."""
+    direction: Literal["scale_out", "scale_in"] = "scale_in"
+    every_s: SomeSeconds = 10.0
+    """Between two tries."""
+    within_s: SomeSeconds = 700.0
+    """After this it is given up."""
+
+
+VERBS: dict[str, type[SpecModel]] = {
+    "export": ExportParams,
+    "admin": AdminParams,
+    "note": NoteParams,
+    "scale_out": ScaleOutParams,
+    "scale_in": ScaleInParams,
+    "reconcile": ReconcileParams,
+}
 """What a step can do beside a fault."""

@@ -15,6 +15,7 @@ from pydantic import ValidationError
 
 from analysis.acceptance import parse_criterion
 from analysis.errors import BadInput
+from scenarios.faults import ReconcileParams, ScaleParams
 from scenarios.fields import did_you_mean
 from scenarios.schema import ScenarioModel, WorkloadModel
 from scenarios.steps import SELECTORS, StepModel
@@ -259,6 +260,11 @@ def _check_step(model: ScenarioModel, step: StepModel, path: tuple[str | int, ..
         elif len(services) > 1:
             place = f"{places.of(path)}: {dotted(path)}.with.service"
             raise BadInput(f"{place}: the key is missing; the services are {', '.join(services)}")
+    if isinstance(parameters, ScaleParams | ReconcileParams):
+        service = named if named is not None else services[0]
+        if model.topology.services[service].scaling is None:
+            at = places.name((*path, "do"))
+            raise BadInput(f"{at}: service {service!r} is not scaled; give it 'scaling: {{}}' in the topology")
     if step.target is not None:
         _check_target(model, step, (*path, "target"), places)
 
@@ -289,6 +295,9 @@ def _check_target(model: ScenarioModel, step: StepModel, path: tuple[str | int, 
                 raise BadInput(f"{place}: unknown end of a link {end!r}{did_you_mean(end, ends)}")
 
 
+_MOST_NAMED = 1000  # elastic replicas that a target may name
+
+
 def process_names(model: ScenarioModel) -> list[str]:
     """The actors and replicas of a scenario's services, as ``scenarios/deploy.py`` names them."""
     names: list[str] = []
@@ -298,7 +307,13 @@ def process_names(model: ScenarioModel) -> list[str]:
         names += [f"recovery-{service}-{number}" for number in range(spec.gateways)]
         names += [f"admin-{service}-{number}" for number in range(spec.gateways)]
         names += [f"{part}-{service}" for part in ("exporter", "trainer")]
-        names += [f"{service}-{number}" for number in range(spec.initial_replicas)]
+        replicas = spec.initial_replicas
+        if spec.scaling is not None:
+            names += [f"manager-{service}-0", f"scale-{service}-0"]
+            # A rank is used once: every scale-out may bring new names.
+            asked = [step.with_.get("num_replicas") for step in model.steps if step.do == "scale_out"]
+            replicas += sum(min(number, _MOST_NAMED) for number in asked if type(number) is int)
+        names += [f"{service}-{number}" for number in range(replicas)]
     for number, workload in enumerate(model.workload):
         names += [f"client-{workload.service}-{number}-{client}" for client in range(workload.clients)]
     return names

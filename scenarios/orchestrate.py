@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol
 from protocol.errors import SeatrialError
 from scenarios.client import ClientReport
 from scenarios.deploy import Service, all_routable, deploy, spawn_clients, stop_components, take_down
-from scenarios.faults import AdminParams, ExportParams
+from scenarios.faults import AdminParams, ExportParams, ReconcileParams, ScaleInParams, ScaleOutParams
 from scenarios.injector import Injector
 from scenarios.load import Scenario
 
@@ -91,6 +91,9 @@ async def conduct(
     progress.phase = "converge"
     await asyncio.gather(*verbs)
     await _until(lambda: all_routable(services.values()), limits.converge_within_s)
+    for service in services.values():
+        if service.operator is not None:
+            await service.operator.snapshot("final")
     progress.phase = "shutdown"
     await stop_components(services.values())
     await _until(lambda: _nothing_held(stage), limits.converge_within_s)
@@ -122,6 +125,14 @@ async def _verb(name: str, parameters: Any, services: dict[str, Service]) -> Non
                 await asyncio.gather(*(cell.admin.flush_all() for cell in cells))
             else:
                 await asyncio.gather(*(cell.admin.pause_round() for cell in cells))
+        elif isinstance(parameters, ScaleOutParams | ScaleInParams | ReconcileParams):
+            operator = _service(parameters.service, services).operator
+            assert operator is not None  # the scenario was checked
+            if isinstance(parameters, ReconcileParams):
+                await operator.reconcile(parameters)
+            else:
+                out = isinstance(parameters, ScaleOutParams)
+                await operator.scale("scale_out" if out else "scale_in", parameters)
         else:
             assert name == "note"  # it has been recorded with its step
     except SeatrialError:  # under faults a verb may fail; its call.done has recorded how

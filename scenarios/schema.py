@@ -35,7 +35,7 @@ from scenarios.steps import StepModel
 # --- topology ---
 
 
-COMPONENTS = ("gateway", "health", "recovery", "exporter", "admin", "trainer")
+COMPONENTS = ("gateway", "health", "recovery", "exporter", "admin", "trainer", "scale_manager", "scale_api")
 """Names under ``components``: a class of the user's own in place of ours, ``module:Class``."""
 
 
@@ -60,6 +60,27 @@ class WeightsModel(SpecModel):
     """Exported before the service starts, and loaded by its first replicas; none: they serve the profile's own."""
 
 
+def _known_config_keys(value: Any, info: ValidationInfo) -> Any:
+    """Refuse an unknown key of a component's configuration with a suggestion."""
+    if isinstance(value, dict) and info.field_name is not None:
+        known = _CONFIGS[info.field_name].model_fields
+        for key in value:
+            if key not in known:
+                raise PydanticCustomError(
+                    "unknown_key", "unknown key {key}{fix}", {"key": repr(key), "fix": did_you_mean(key, known)}
+                )
+    return value
+
+
+class ScalingModel(SpecModel):
+    """Elastic replicas: a control API, and a manager that owns what it creates."""
+
+    api: config.ScalingConfig = config.ScalingConfig()
+    lifecycle: config.LifecycleConfig = config.LifecycleConfig()
+
+    _keys = field_validator("api", "lifecycle", mode="before")(_known_config_keys)
+
+
 class ServiceModel(SpecModel):
     """A group of replicas of one model behind gateways, with health probing and recovery."""
 
@@ -76,20 +97,20 @@ class ServiceModel(SpecModel):
     recovery: config.RecoveryConfig = config.RecoveryConfig()
     admin: config.AdminConfig = config.AdminConfig()
     export: config.ExportConfig = config.ExportConfig()
+    scaling: ScalingModel | None = None
+    """How the service is scaled; without it the verbs scale_out, scale_in and reconcile do not go."""
     gateway_cost_s: Seconds | None = None
     """What serving one message occupies a gateway for; default: a calibrated Ray actor."""
 
-    @field_validator("gateway", "health", "recovery", "admin", "export", mode="before")
-    @classmethod
-    def _component_keys(cls, value: Any, info: ValidationInfo) -> Any:
-        if isinstance(value, dict) and info.field_name is not None:
-            known = _CONFIGS[info.field_name].model_fields
-            for key in value:
-                if key not in known:
-                    raise PydanticCustomError(
-                        "unknown_key", "unknown key {key}{fix}", {"key": repr(key), "fix": did_you_mean(key, known)}
-                    )
-        return value
+    _keys = field_validator("gateway", "health", "recovery", "admin", "export", mode="before")(_known_config_keys)
+
+    @model_validator(mode="after")
+    def _one_gateway(self) -> ServiceModel:
+        if self.scaling is not None and self.gateways != 1:
+            raise PydanticCustomError(
+                "scaling", "a scaled service has one gateway, not {gateways}", {"gateways": self.gateways}
+            )
+        return self
 
 
 _CONFIGS: dict[str, type[config.ComponentConfig]] = {
@@ -98,6 +119,8 @@ _CONFIGS: dict[str, type[config.ComponentConfig]] = {
     "recovery": config.RecoveryConfig,
     "admin": config.AdminConfig,
     "export": config.ExportConfig,
+    "api": config.ScalingConfig,
+    "lifecycle": config.LifecycleConfig,
 }
 
 

@@ -327,6 +327,9 @@ class SharedEngines:
         process = EngineProcess(self, name, self.world.next_incarnation(name), where, port, profile)
         self.cluster.enter(process)
         if placement is not None:
+            self.world.observe(
+                "placement.entered", group=placement.group_id, process=name, process_inc=process.incarnation
+            )
             self.groups.enter(process, placement)
         self.processes[name] = process
         self._held[process.id] = give_back

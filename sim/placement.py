@@ -315,6 +315,8 @@ class SimPlacementGroups:
 
     async def remove(self, group_id: str) -> None:
         await self._process.living()
+        group = self._table.group(group_id)
+        self._table.world.observe("placement.removal_asked", group=group.id, by=self._process.name)
         self._table.remove(group_id)
 
     async def table(self) -> dict[str, PlacementState]:

@@ -371,6 +371,11 @@ class ScaleApi:
         said = {name: "healthy" if well else "unhealthy" for name, well in found.items()}
         return ApiReply(200, {"status": "healthy" if all(found.values()) else "unhealthy", "instances": said})
 
+    async def routable(self) -> tuple[str, ...]:
+        """Names of the replicas that are routed to, of every model."""
+        views = [view for model in self._models.values() for view in await self._views(model)]
+        return tuple(view.address.name for view in views if view.routable)
+
     async def unresolved(self) -> tuple[str, ...]:
         """Operations that are not terminal, or not clean: ``MODEL:ID``."""
         found = ((name, self._registry.unresolved(name)) for name in self._models)

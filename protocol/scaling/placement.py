@@ -38,7 +38,7 @@ async def create_group(slot: Slot, gpus: float, config: LifecycleConfig) -> None
     Raises:
         SeatrialError: *unknown*: there may be a group that nobody can name.
     """
-    bundle = tuple((name, amount) for name, amount in (("GPU", gpus), ("CPU", config.group_cpus)) if amount)
+    bundle = tuple((name, amount) for name, amount in (("GPU", gpus), ("CPU", float(config.group_cpus))) if amount)
     try:
         slot.group = await backend().placement_groups.create((bundle,), strategy="STRICT_PACK", name=slot.name)
     except SeatrialError as error:

@@ -24,6 +24,7 @@ from protocol.config import AdminConfig, RecoveryConfig
 from protocol.errors import CorruptExport, HttpError, NetworkError, Outcome, SeatrialError, SpawnFailed
 from protocol.messages import EngineAddress, ExportManifest, GenerateRequest, WeightUpdate
 from protocol.ports import ActorHandle, EngineClient, EngineSpec, backend
+from protocol.scaling.contract import RecoveryLeave
 from protocol.serving.admin import post_update_weights, reported_weights
 from protocol.serving.peer import PEER_LOST, Peer
 from protocol.training.checkpoint import exports, verify_export
@@ -41,6 +42,8 @@ class Recovery:
         spec: how a replica is started; its ``weights_path`` is not used, the latest export is.
         homes: (replica, node) pairs; a replica without one, or whose node is gone, is started on any node.
         exporter: handle of the Exporter, asked to write a broken export again; None when nobody can.
+        owner: handle of the ScaleManager, which says whether a replica may be started again, and in which placement
+            group; None where replicas are not scaled.
     """
 
     def __init__(
@@ -51,6 +54,7 @@ class Recovery:
         spec: EngineSpec,
         homes: tuple[tuple[str, str], ...] = (),
         exporter: ActorHandle | None = None,
+        owner: ActorHandle | None = None,
     ) -> None:
         self._config = config
         self._admin = admin
@@ -58,6 +62,7 @@ class Recovery:
         self._spec = dataclasses.replace(spec, weights_path="")
         self._homes = dict(homes)
         self._exporter = None if exporter is None else Peer(exporter, config.repair_timeout_s)
+        self._owner = None if owner is None else Peer(owner, config.call_timeout_s)
         self._running: dict[str, asyncio.Task[None]] = {}
         self._slots = asyncio.Semaphore(config.max_concurrent)
 
@@ -98,14 +103,21 @@ class Recovery:
 
     async def _replace(self, old: EngineAddress, why: str) -> None:
         port = backend()
+        leave = RecoveryLeave(True)
+        if self._owner is not None:
+            # What is drained, not yet published, or gone for good is not recovery's to bring back (scaling.md 3).
+            leave = await self._owner.call("may_recover", old)
+            if not leave.allowed:
+                self._step(old, "gave_up", f"its owner says {leave.why}")
+                return
         if not await self._gateway.call("close_admission", old, why):
             self._step(old, "gave_up", "no member of the gateway any more")
             return
         await self._end_process(old.name)
-        home = self._homes.get(old.name)
+        home = None if leave.placement is not None else self._homes.get(old.name)
         if home is not None and home not in await port.nodes():
             home = None
-        new = await port.engines.launch(self._spec, name=old.name, node=home)
+        new = await port.engines.launch(self._spec, name=old.name, node=home, placement=leave.placement)
         self._step(new, "launched")
         client = port.engines.client(new)
         await self._wait_ready(client)
@@ -270,9 +282,11 @@ class Recovery:
             )
 
     async def _publish(self, old: EngineAddress, new: EngineAddress) -> bool:
-        """Idempotent at the gateway, so a lost answer is asked for again until the attempt's deadline."""
+        """Idempotent at owner and gateway, so a lost answer is asked for again until the attempt's deadline."""
         while True:
             try:
+                if self._owner is not None and not await self._owner.call("adopt", old, new):
+                    return False  # it was put in drain meanwhile
                 return bool(await self._gateway.call("replace_replica", old, new))
             except PEER_LOST:
                 await asyncio.sleep(self._config.poll_interval_s)

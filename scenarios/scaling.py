@@ -1,0 +1,189 @@
+"""The operator of a scaled service: calls its control API, follows operations to their end, and records what it sees.
+
+An ordinary client at the edge, so that verdicts need not believe what components say of themselves. It runs in the
+driver, in either world.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from protocol.errors import HttpError, SeatrialError
+from protocol.evidence import observer
+from protocol.ports import ActorHandle, backend
+from protocol.scaling.api import ApiReply
+from protocol.scaling.contract import TERMINAL, Direction
+from protocol.serving.peer import Peer
+from scenarios.faults import ReconcileParams, ScaleParams
+
+_ANSWER_S = 30.0  # longer than the API waits for its manager
+_RECONCILE_S = 150.0
+_AFTER_DEADLINE_S = 180.0  # an operation may take that much longer than its budget to end
+_REMOVED_S = 10.0
+
+
+@observer
+class ScaleOperator:
+    """One operator of one service.
+
+    Args:
+        service: its name in the scenario.
+        api: handle of its ScaleApi.
+        manager: handle of its ScaleManager, which is asked only what to take down.
+        initial: names of the replicas that it was deployed with.
+        default_timeout_s: budget of an operation that names none.
+    """
+
+    def __init__(
+        self, service: str, api: ActorHandle, manager: ActorHandle, initial: tuple[str, ...], default_timeout_s: float
+    ) -> None:
+        self._service = service
+        self._api = Peer(api, _ANSWER_S)
+        self._slow = Peer(api, _RECONCILE_S)
+        self._manager = Peer(manager, _ANSWER_S)
+        self._initial = initial
+        self._default_timeout_s = default_timeout_s
+        self._latest: dict[Direction, str] = {}
+
+    # --- verbs ---
+
+    async def scale(self, direction: Direction, params: ScaleParams) -> None:
+        """Submit a target, and poll what was admitted until it is terminal.
+
+        An answer that was lost is asked for again only where a key makes that harmless.
+        """
+        body: dict[str, Any] = {"num_replicas": params.num_replicas}
+        if params.timeout_s is not None:
+            body["timeout_secs"] = params.timeout_s
+        if params.idempotency_key is not None:
+            body["idempotency_key"] = params.idempotency_key
+        reply = await self._submit(direction, body, params)
+        operation = None if reply is None or reply.status != 200 else reply.body.get("request_id")
+        if not isinstance(operation, str):
+            return
+        self._latest[direction] = operation
+        budget_s = self._default_timeout_s if params.timeout_s is None else params.timeout_s
+        ends = _now() + budget_s + _AFTER_DEADLINE_S
+        while _now() < ends:
+            reply = await self._ask("status", direction, operation)
+            if reply is not None and (reply.status == 404 or reply.body.get("status") in TERMINAL[direction]):
+                return
+            await asyncio.sleep(params.poll_s)
+
+    async def _submit(self, direction: Direction, body: dict[str, Any], params: ScaleParams) -> ApiReply | None:
+        attempts = params.attempts if params.idempotency_key is not None else 1
+        for _ in range(attempts):
+            reply = await self._ask(direction, direction, "", body)
+            if reply is not None and reply.status != 503:
+                return reply
+            await asyncio.sleep(params.poll_s)
+        return None
+
+    async def reconcile(self, params: ReconcileParams) -> None:
+        """Have the latest operation of a direction cleaned up: again and again until it is clean, or the time is up."""
+        operation = self._latest.get(params.direction)
+        ends = _now() + params.within_s
+        while operation is not None and _now() < ends:
+            reply = await self._ask("reconcile", params.direction, operation)
+            if reply is not None and reply.status == 200 and reply.body.get("cleanup_required") is False:
+                break
+            await asyncio.sleep(params.every_s)
+        if operation is not None:
+            await self._ask("status", params.direction, operation)
+
+    # --- what is seen ---
+
+    async def snapshot(self, when: str) -> None:
+        """Record what there is of the service: ``deployed`` or ``final``."""
+        reply = await self._quietly(self._api, "engines")
+        routed = await self._quietly(self._api, "routable")
+        body = {} if reply is None else reply.body
+        table = await backend().placement_groups.table()
+        backend().emit(
+            "scale.snapshot",
+            service=self._service,
+            when=when,
+            initial=list(self._initial),
+            routable=[] if routed is None else list(routed),
+            current=_count(body, "current"),
+            ready=_count(body, "ready"),
+            occupied=_count(body, "occupied"),
+            pending_cleanup=_count(body, "pending_cleanup"),
+            groups=sum(state != "REMOVED" for state in table.values()),
+        )
+
+    async def take_down(self) -> None:
+        """End what was scaled out, and have its placement groups removed. What nobody owns stays, and is a leak."""
+        port = backend()
+        owned = await self._quietly(self._manager, "owned") or ()
+        for replica, group in owned:
+            await port.engines.terminate(replica)
+            await port.placement_groups.remove(group)
+        ends = _now() + _REMOVED_S
+        while owned and _now() < ends:
+            table = await port.placement_groups.table()
+            if all(table.get(group) == "REMOVED" for _, group in owned):
+                return
+            await asyncio.sleep(0.05)
+
+    # --- calls ---
+
+    async def _ask(
+        self, route: str, direction: Direction, operation: str, body: dict[str, Any] | None = None
+    ) -> ApiReply | None:
+        """One call, recorded on both sides; None when there was no answer."""
+        port = backend()
+        ask = port.new_id("ask")
+        given = body or {}
+        port.emit(
+            "scale.asked",
+            ask=ask,
+            service=self._service,
+            route=route,
+            direction=direction,
+            operation=operation,
+            target=given.get("num_replicas"),
+            key=given.get("idempotency_key"),
+            timeout_s=given.get("timeout_secs"),
+        )
+        peer = self._slow if route == "reconcile" else self._api
+        arguments: tuple[Any, ...] = (given,) if route in TERMINAL else (direction, operation)
+        reply = await self._quietly(peer, route, *arguments)
+        answer = {} if reply is None else reply.body
+        port.emit(
+            "scale.answered",
+            ask=ask,
+            status=0 if reply is None else reply.status,
+            code=str(answer.get("error", "")),
+            operation=str(answer.get("request_id") or ""),
+            state=str(answer.get("status", "")),
+            cleanup=_cleanup(answer) if route in ("status", "reconcile") else "unknown",
+            current=_count(answer, "current"),
+            ready=_count(answer, "ready"),
+        )
+        return reply
+
+    async def _quietly(self, peer: Peer, method: str, *arguments: Any) -> Any:
+        """None when nothing came back, which evidence shows; a component of the user's own may lack the method."""
+        try:
+            return await peer.call(method, *arguments)
+        except HttpError as error:
+            return ApiReply(int(error.fields["status"]), {"error": "HTTP", "detail": str(error)})
+        except (SeatrialError, AttributeError):
+            return None
+
+
+def _cleanup(answer: dict[str, Any]) -> str:
+    """The three-state reading of scaling.md 2.6."""
+    flag = answer.get("cleanup_required")
+    return ("true" if flag else "false") if isinstance(flag, bool) else "unknown"
+
+
+def _count(answer: dict[str, Any], name: str) -> int | None:
+    value = answer.get(name)
+    return value if type(value) is int else None
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
