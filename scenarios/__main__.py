@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import pathlib
+import signal
 import sys
 import warnings
 from typing import Any
@@ -150,6 +151,7 @@ def prove(
 @click.option("--jobs", type=click.IntRange(1), default=1, show_default=True, help="Worker processes.")
 @click.option("--out", type=click.Path(path_type=pathlib.Path), help="Folder for run directories; it must not exist.")
 @click.option("--sample", type=click.IntRange(0), default=1, show_default=True, help="Passing seeds to keep as well.")
+@_HANG
 @_SETS
 @_JSON
 def sweep(
@@ -159,6 +161,7 @@ def sweep(
     jobs: int,
     out: pathlib.Path | None,
     sample: int,
+    hang_after_s: float | None,
     changes: tuple[str, ...],
     as_json: bool,
 ) -> None:
@@ -170,8 +173,9 @@ def sweep(
     preflight(checked, "sim")
     first = checked.model.seed if seed is None else seed
     swept = sweep_scenario(
-        checked, scenario, first, seeds, jobs=jobs, out=out, sample=sample, changes=changes, shell=shell
-    )
+        checked, scenario, first, seeds,
+        jobs=jobs, out=out, sample=sample, changes=changes, shell=shell, hang_after_s=hang_after_s,
+    )  # fmt: skip
     for line in swept.lines():
         shell.say(line)
     shell.document(swept.as_json())
@@ -196,6 +200,7 @@ def main() -> None:
         click.echo(f"error: {error}", err=True)
         sys.exit(2)
     except (KeyboardInterrupt, click.Abort):
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the impatient press twice, and it is on its way out
         # The interrupted step's own coroutines are never awaited now; Python would say so below the message.
         warnings.simplefilter("ignore", RuntimeWarning)
         click.echo("interrupted; what was written so far is no verdict", err=True)

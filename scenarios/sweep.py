@@ -6,17 +6,12 @@ the same digest, and judged offline, which must give the same verdict. A canary,
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-import itertools
-import multiprocessing
-import os
 import pathlib
 import re
-import signal
-import threading
 import time
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from collections.abc import Generator, Iterator, Sequence
 from typing import Any
 
 from rich.progress import Progress
@@ -26,22 +21,28 @@ from analysis.rundir import RunDir
 from analysis.verdict import judge_run
 from scenarios import canary
 from scenarios.console import Shell
-from scenarios.load import Scenario, parse
+from scenarios.load import Scenario
 from scenarios.runner import repeat_command, run_in_sim
+from scenarios.workers import Lost, run_in_workers
 
 _KEPT_A_GROUP = 3  # run directories of one group of failures
 _LINE_EVERY_S = 10.0
+_LOST = "lost"
 
 
 @dataclasses.dataclass(frozen=True)
 class SeedResult:
-    """What a seed came to. ``why``: (check, explanation) of the rows that decided, none when it passed."""
+    """What a seed came to. ``ended``: the reason of run.finished, or ``lost``, where nothing came back.
+
+    ``why``: (check, explanation) of the rows that decided, none when it passed.
+    """
 
     seed: int
     result: str
+    ended: str
     digest: str
     events: int
-    why: tuple[tuple[str, str], ...]
+    why: list[tuple[str, str]]
 
 
 @dataclasses.dataclass
@@ -113,6 +114,7 @@ def sweep_scenario(
     sample: int,
     changes: Sequence[str],
     shell: Shell,
+    hang_after_s: float | None = None,
 ) -> Swept:
     """Run seeds ``first`` to ``first + count - 1``.
 
@@ -123,26 +125,46 @@ def sweep_scenario(
         sample: passing seeds that get a run directory as well.
         changes: of ``--set``, for the commands that repeat a run.
         shell: shows the progress.
+        hang_after_s: real seconds in which a callback of an actor must come back; None: sim.watchdog's.
 
     Raises:
-        BadInput: the folder exists or cannot be made.
+        BadInput: the folder exists or cannot be made, or workers cannot be started.
     """
     out = _folder(scenario, out)
+    try:
+        return _sweep(scenario, name, range(first, first + count), jobs, out, sample, changes, shell, hang_after_s)
+    finally:
+        with contextlib.suppress(OSError):
+            out.rmdir()  # nothing was kept
+
+
+def _sweep(
+    scenario: Scenario,
+    name: str,
+    seeds: range,
+    jobs: int,
+    out: pathlib.Path,
+    sample: int,
+    changes: Sequence[str],
+    shell: Shell,
+    hang_after_s: float | None,
+) -> Swept:
     begun = time.perf_counter()
-    wrong = check_canary(scenario, first)
+    wrong = check_canary(scenario, seeds.start, hang_after_s)
     groups: dict[tuple[str, str, str], Group] = {}
     passed: list[int] = []
-    digests: dict[int, str] = {}
+    kept: dict[int, SeedResult] = {}
     events = 0
-    for done in _run_all(scenario, range(first, first + count), jobs, shell):
-        events += done.events
-        if done.result == "pass":
-            passed.append(done.seed)
-            if done.seed < first + sample:
-                digests[done.seed] = done.digest
-            continue
-        digests[done.seed] = done.digest
-        for check, text in done.why[:1]:
+    with contextlib.closing(_run_all(scenario, seeds, jobs, hang_after_s)) as results:
+        for done in _shown(results, len(seeds), shell):
+            events += done.events
+            if done.result == "pass":
+                passed.append(done.seed)
+                if done.seed < seeds.start + sample:
+                    kept[done.seed] = done
+                continue
+            kept[done.seed] = done
+            check, text = done.why[0]
             key = (done.result, check, _shape(text))
             group = groups.get(key)
             if group is None:
@@ -154,12 +176,18 @@ def sweep_scenario(
     for group in ordered:
         group.seeds.sort()
         group.repeat = repeat_command(name, group.seeds[0], changes, explore=True)
-    swept = Swept(scenario.name, count, len(passed), ordered, wrong, wall_s, events, [], [])
-    _keep(scenario, swept, digests, sorted(passed)[:sample], out, name, changes)
+    swept = Swept(scenario.name, len(seeds), len(passed), ordered, wrong, wall_s, events, [], [])
+    keep = _Keep(scenario, name, out, changes, hang_after_s, swept.offline, shell)
+    for group in swept.groups:
+        for seed in group.seeds[: _KEPT_A_GROUP if kept[group.seeds[0]].ended == "completed" else 1]:
+            group.directories += keep.run(kept[seed])
+    for seed in sorted(passed)[:sample]:
+        if seed in kept:
+            swept.sampled += keep.run(kept[seed])
     return swept
 
 
-def check_canary(scenario: Scenario, seed: int) -> str:
+def check_canary(scenario: Scenario, seed: int, hang_after_s: float | None = None) -> str:
     """Run a gateway that is known to be wrong. Returns what is the matter when its check does not fail."""
     services = {
         name: service.model_copy(
@@ -169,7 +197,7 @@ def check_canary(scenario: Scenario, seed: int) -> str:
     }
     topology = scenario.model.topology.model_copy(update={"services": services})
     model = scenario.model.model_copy(update={"topology": topology})
-    ran = run_in_sim(dataclasses.replace(scenario, model=model), seed, explore=True)
+    ran = run_in_sim(dataclasses.replace(scenario, model=model), seed, explore=True, hang_after_s=hang_after_s)
     rows = [row for row in ran.verdict.checks if row.name == canary.CAUGHT_BY]
     if rows and rows[0].result == "fail" and rows[0].witness:
         return ""
@@ -180,52 +208,34 @@ def check_canary(scenario: Scenario, seed: int) -> str:
 # --- running ---
 
 
-def _run_all(scenario: Scenario, seeds: range, jobs: int, shell: Shell) -> Iterator[SeedResult]:
-    request = (scenario.text, scenario.source, str(scenario.folder))
-    size = max(1, min(64, len(seeds) // (4 * jobs)))
-    batches = [list(batch) for batch in _batched(seeds, size)]
+def _run_all(
+    scenario: Scenario, seeds: range, jobs: int, hang_after_s: float | None
+) -> Generator[SeedResult, None, None]:
     if jobs == 1:
-        results: Iterator[list[SeedResult]] = (run_seeds(*request, batch) for batch in batches)
-        yield from _shown(itertools.chain.from_iterable(results), len(seeds), shell)
+        for seed in seeds:
+            yield run_seed(scenario, seed, hang_after_s)
         return
-    # Spawned, not forked: a worker starts with nothing of this process in it.
-    spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(jobs, spawn, initializer=_begin_worker) as pool:
-        futures = [pool.submit(run_seeds, *request, batch) for batch in batches]
-        try:
-            done = itertools.chain.from_iterable(future.result() for future in as_completed(futures))
-            yield from _shown(done, len(seeds), shell)
-        except BaseException:
-            for worker in multiprocessing.active_children():  # else the pool would wait for their batches
-                worker.terminate()
-            raise
+    request = {
+        "text": scenario.text,
+        "source": scenario.source,
+        "folder": str(scenario.folder),
+        "hang_after_s": hang_after_s,
+    }
+    batch = max(1, min(64, len(seeds) // (4 * jobs)))
+    with contextlib.closing(run_in_workers(request, seeds, jobs, batch)) as results:
+        for result in results:
+            if isinstance(result, Lost):
+                why = f"its process ended without a result ({result.how})"
+                yield SeedResult(result.seed, "inconclusive", _LOST, "", 0, [("the worker", why)])
+            else:
+                yield SeedResult(**{**result, "why": [(check, text) for check, text in result["why"]]})
 
 
-def _begin_worker() -> None:
-    """In a worker: Ctrl-C reaches every process of the terminal, and the parent's answer is the one that counts."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # The pool's queues stay open in the workers: without this they outlive a parent that was killed, and wait for ever.
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-
-
-def _end_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)
-
-
-def run_seeds(text: str, source: str, folder: str, seeds: Sequence[int]) -> list[SeedResult]:
-    """What a worker process does: run and judge seeds, one after another."""
-    scenario = parse(text, source, pathlib.Path(folder))
-    return [run_seed(scenario, seed) for seed in seeds]
-
-
-def run_seed(scenario: Scenario, seed: int) -> SeedResult:
+def run_seed(scenario: Scenario, seed: int, hang_after_s: float | None = None) -> SeedResult:
     """One seed with drawn orders and delays, judged live, nothing written."""
-    ran = run_in_sim(scenario, seed, explore=True)
-    why = tuple((row.name, row.explain) for row in ran.verdict.failed())
-    return SeedResult(seed, ran.verdict.result, ran.result.digest, ran.result.events, why)
+    ran = run_in_sim(scenario, seed, explore=True, hang_after_s=hang_after_s)
+    why = [(row.name, row.explain) for row in ran.verdict.failed()]
+    return SeedResult(seed, ran.verdict.result, ran.result.reason, ran.result.digest, ran.result.events, why)
 
 
 def _shown(results: Iterator[SeedResult], total: int, shell: Shell) -> Iterator[SeedResult]:
@@ -252,51 +262,51 @@ def _batched(seeds: range, size: int) -> Iterator[range]:
 # --- what is kept ---
 
 
-def _keep(
-    scenario: Scenario,
-    swept: Swept,
-    digests: dict[int, str],
-    sample: list[int],
-    out: pathlib.Path,
-    name: str,
-    changes: Sequence[str],
-) -> None:
-    for group in swept.groups:
-        for seed in group.seeds[:_KEPT_A_GROUP]:
-            group.directories.append(str(out / str(seed)))
-            swept.offline += _write(scenario, seed, digests[seed], out, name, changes)
-    for seed in sample:
-        if seed in digests:
-            swept.sampled.append(str(out / str(seed)))
-            swept.offline += _write(scenario, seed, digests[seed], out, name, changes)
+@dataclasses.dataclass(frozen=True)
+class _Keep:
+    """Runs a seed once more into a directory, and says in ``offline`` what is not as it was the first time."""
 
+    scenario: Scenario
+    name: str
+    out: pathlib.Path
+    changes: Sequence[str]
+    hang_after_s: float | None
+    offline: list[str]
+    shell: Shell
 
-def _write(
-    scenario: Scenario, seed: int, digest: str, out: pathlib.Path, name: str, changes: Sequence[str]
-) -> list[str]:
-    """Run a seed once more into a directory. Returns what differs from the first time, or from an offline judge."""
-    path = out / str(seed)
-    repeat = repeat_command(name, seed, changes, explore=True)
-    ran = run_in_sim(scenario, seed, out=path, repeat=repeat, explore=True)
-    found = []
-    if ran.result.digest != digest:
-        found.append(f"seed {seed}: run again it has another digest; python -m scenarios prove {name} --seed {seed}")
-    if judge_run(RunDir(path)) != ran.verdict:
-        found.append(f"seed {seed}: judged offline it has another verdict; python -m analysis verdict {path}")
-    return found
+    def run(self, first: SeedResult) -> list[str]:
+        """The directory, or none: of a seed that took its process with it, or where it cannot be written."""
+        if first.ended == _LOST:
+            return []
+        seed = first.seed
+        path = self.out / str(seed)
+        repeat = repeat_command(self.name, seed, self.changes, explore=True)
+        try:
+            ran = run_in_sim(self.scenario, seed, out=path, repeat=repeat, explore=True, hang_after_s=self.hang_after_s)
+        except BadInput as error:  # what was found is worth more than its evidence: repeat makes that again
+            self.shell.note(f"not kept: {error}")
+            return []
+        # Where an endless callback was found depends on the real clock, so that its digest says nothing.
+        if ran.result.digest != first.digest and first.ended != "endless_callback":
+            again = f"python -m scenarios prove {self.name} --seed {seed}"
+            self.offline.append(f"seed {seed}: run again it has another digest; {again}")
+        if judge_run(RunDir(path)) != ran.verdict:
+            self.offline.append(
+                f"seed {seed}: judged offline it has another verdict; python -m analysis verdict {path}"
+            )
+        return [str(path)]
 
 
 def _folder(scenario: Scenario, out: pathlib.Path | None) -> pathlib.Path:
+    """Makes the folder now: not to be writable is no news for the end of a long sweep."""
     if out is not None:
-        if out.exists():
-            raise BadInput(f"{out}: exists already; name another output folder or remove it")
-        return out
-    path = pathlib.Path("runs") / f"sweep-{scenario.name}"
-    number = 2
-    while path.exists():
-        path = path.with_name(f"sweep-{scenario.name}-{number}")
+        return RunDir.create(out).path
+    number = 1
+    while True:
+        path = pathlib.Path("runs") / f"sweep-{scenario.name}{f'-{number}' if number > 1 else ''}"
+        if not path.exists():
+            return RunDir.create(path).path
         number += 1
-    return path
 
 
 def _shape(text: str) -> str:

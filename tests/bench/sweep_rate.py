@@ -13,7 +13,7 @@ import sys
 from time import process_time
 
 from scenarios.load import load
-from scenarios.sweep import run_seeds
+from scenarios.sweep import run_seed
 
 FIRST_SEED = 1
 WARM_UP = 5
@@ -26,10 +26,10 @@ def main(arguments: list[str]) -> int:
     count = int(arguments[0]) if arguments else 200
     name = arguments[1] if len(arguments) > 1 else "minimal"
     scenario = load(name)
-    request = (scenario.text, scenario.source, str(scenario.folder))
-    run_seeds(*request, range(FIRST_SEED, FIRST_SEED + WARM_UP))
+    for seed in range(FIRST_SEED, FIRST_SEED + WARM_UP):
+        run_seed(scenario, seed)
     begun = process_time()
-    results = run_seeds(*request, range(FIRST_SEED, FIRST_SEED + count))
+    results = [run_seed(scenario, seed) for seed in range(FIRST_SEED, FIRST_SEED + count)]
     cpu_s = process_time() - begun
     passed = sum(result.result == "pass" for result in results)
     report = {

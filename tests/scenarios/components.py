@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import os
+import pathlib
 
 from protocol.config import GatewayConfig
 from protocol.messages import GenerateRequest, GenerateResult
@@ -70,6 +72,17 @@ class ClingingGateway(ForgetfulGateway):
             except BaseException:  # noqa: S112 - the defect
                 continue
         return await Gateway.generate(self, request)
+
+
+class ClingingOnceGateway(ClingingGateway):
+    """In the first run of all alone, for which it keeps a file."""
+
+    async def start(self) -> None:
+        await super().start()
+        marker = pathlib.Path(os.environ["SEATRIAL_TEST_MARKER"])
+        if marker.exists():
+            self._seen = 10
+        marker.touch()
 
 
 class DeafGateway(ForgetfulGateway):

@@ -131,47 +131,11 @@ def test_an_interrupt_is_one_line_and_exit_3(tmp_path: pathlib.Path) -> None:
     assert not (tmp_path / "run" / "manifest.json").exists()
 
 
-def test_an_interrupted_sweep_leaves_no_process(tmp_path: pathlib.Path) -> None:
-    process = subprocess.Popen(
-        [sys.executable, "-m", "scenarios", "sweep", "fault_injection", "--seeds", "500", "--jobs", "2", "--out", "sw"],
-        cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        text=True, start_new_session=True,
-    )  # fmt: skip
-    time.sleep(12)
-    os.killpg(process.pid, signal.SIGINT)  # as a terminal does
-    out, _ = process.communicate(timeout=30)
-    assert process.returncode == 3 and "Traceback" not in out, out
-    assert out.splitlines()[-1] == "interrupted; what was written so far is no verdict"
-    deadline = time.monotonic() + 10
-    with pytest.raises(ProcessLookupError):
-        while time.monotonic() < deadline:
-            os.killpg(process.pid, 0)
-            time.sleep(0.1)
-
-
 def test_prove_and_sweep_from_the_command_line(command: Command, small_file: pathlib.Path) -> None:
     proved = command("prove", small_file, "--set", "workload.for_s=0.5", "--json")
     assert proved.returncode == 0 and json.loads(proved.stdout)["result"] == "pass", proved.stderr
     swept = command("sweep", small_file, "--seeds", 3, "--set", "workload.for_s=0.5", "--out", "sw", "--json")
     assert swept.returncode == 0 and json.loads(swept.stdout)["passed"] == 3, swept.stderr
-
-
-def test_workers_end_with_a_sweep_that_is_killed(tmp_path: pathlib.Path) -> None:
-    words = ["sweep", "smoke", "--seeds", "100000", "--jobs", "2", "--out", "sw"]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "scenarios", *words], cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)},
-        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
-    )  # fmt: skip
-    children = pathlib.Path(f"/proc/{process.pid}/task/{process.pid}/children")
-    deadline = time.monotonic() + 60
-    workers: list[str] = []
-    while len(workers) < 3 and time.monotonic() < deadline:  # two and the resource tracker
-        time.sleep(0.2)
-        workers = children.read_text().split()
-    time.sleep(2)  # they begin
-    process.kill()
-    process.communicate(timeout=30)  # stderr ends when the last of them has
-    assert len(workers) == 3
 
 
 def test_what_a_component_prints_is_no_result(command: Command, small_file: pathlib.Path) -> None:
