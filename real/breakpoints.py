@@ -164,4 +164,3 @@ def _connected(name: str) -> socket.socket:
 def deaf_to(kinds: list[str]) -> list[str]:
     """Those of these kinds that no process of the real world emits, so that a step would wait for ever."""
     return [kind for kind in kinds if kind in NEVER_EMITTED]
-

@@ -11,6 +11,7 @@ from ray.util.placement_group import PlacementGroup, placement_group, placement_
 from protocol.errors import PlacementError
 from protocol.ports import Placement, PlacementState
 from real.evidence import ProcessLog
+from real.faults.placement import NOWHERE, GroupNotes, Request
 
 POLL_S = 0.01  # GCS answers a look-up in under a millisecond; a group becomes CREATED some 6 ms after it was asked for
 
@@ -25,22 +26,25 @@ class RayPlacementGroups:
         run: id of the run; ``table`` shows the groups of this run alone.
         log: where the calling process's evidence goes.
         new_id: makes unique names, which Ray asks for.
+        notes: what faults have done to the run's groups.
     """
 
-    def __init__(self, run: str, log: ProcessLog, new_id: Any) -> None:
+    def __init__(self, run: str, log: ProcessLog, new_id: Any, notes: GroupNotes) -> None:
         self._prefix = f"{run}/"
         self._log = log
         self._new_id = new_id
+        self._notes = notes
         self._seen: dict[str, PlacementState] = {}
 
     async def create(self, bundles: tuple[tuple[tuple[str, float], ...], ...], *, strategy: str, name: str) -> str:
-        group = placement_group(
-            [dict(bundle) for bundle in bundles],
-            strategy=strategy,
-            name=f"{self._prefix}{self._new_id('pg')}/{name}",
-            lifetime="detached",
-        )
-        group_id: str = group.id.hex()
+        ray_name = f"{self._prefix}{self._new_id('pg')}/{name}"
+        for fault in self._log.faults.active("placement_stuck"):
+            if self._log.faults.claim(fault, f"create_hangs {name}"):
+                group_id = _ask(tuple((*bundle, (NOWHERE, 1.0)) for bundle in bundles), strategy, ray_name)
+                self._notes.note_stuck(group_id, Request(bundles, strategy, ray_name))
+                break
+        else:
+            group_id = _ask(bundles, strategy, ray_name)
         self._observe(group_id, "PENDING")
         return group_id
 
@@ -55,13 +59,40 @@ class RayPlacementGroups:
             await asyncio.sleep(min(POLL_S, timeout_s))
 
     async def remove(self, group_id: str) -> None:
-        remove_placement_group(self.group(group_id))
+        group = self.group(group_id)
+        for fault in self._log.faults.active("removal_fails"):
+            late_s = fault.params.get("late_s")
+            what = "remove_fails" if late_s is None else "remove_late"
+            if self._log.faults.claim(fault, f"{what} {group_id}", once=group_id):
+                if late_s is not None:
+                    self._notes.note_removal(group_id, late_s)
+                return
+        remove_placement_group(group)
+
+    def try_again(self) -> None:
+        """Ask anew for every group that a fault has kept from being placed, and that was not removed meanwhile."""
+        for group_id, request in self._notes.stuck().items():
+            if self.state(group_id) != "PENDING":
+                self._notes.forget(group_id)
+                continue
+            first = self.group(group_id)
+            # A name of its own, for Ray knows the first one a while longer; it sorts where the first one did.
+            self._notes.replaced(group_id, _ask(request.bundles, request.strategy, request.name + "~"))
+            remove_placement_group(first)
+
+    def remove_due(self) -> bool:
+        """Remove the groups whose late removal is due; whether others wait."""
+        for group_id in self._notes.due():
+            remove_placement_group(self.group(group_id))
+        return self._notes.removal_waits()
 
     async def table(self) -> dict[str, PlacementState]:
         rows = placement_group_table()
+        first_ids = self._notes.first_ids()
         table: dict[str, PlacementState] = {}
-        for group_id, row in sorted(rows.items(), key=lambda item: item[1]["name"]):
-            if row["name"].startswith(self._prefix):
+        for ray_id, row in sorted(rows.items(), key=lambda item: item[1]["name"]):
+            group_id = first_ids.get(ray_id, ray_id)
+            if row["name"].startswith(self._prefix) and self._notes.ray_id(group_id) == ray_id:
                 table[group_id] = self._observe(group_id, _STATES.get(row["state"], "PENDING"))
         return table
 
@@ -89,7 +120,7 @@ class RayPlacementGroups:
     def group(self, group_id: str) -> PlacementGroup:
         """Ray's object for an id; it says nothing about the group's existence."""
         try:
-            return PlacementGroup(ray.PlacementGroupID(bytes.fromhex(group_id)))
+            return PlacementGroup(ray.PlacementGroupID(bytes.fromhex(self._notes.ray_id(group_id))))
         except ValueError as error:
             raise PlacementError(f"{group_id!r} is no id of a placement group") from error
 
@@ -98,6 +129,12 @@ class RayPlacementGroups:
             self._seen[group_id] = state
             self._log.emit("placement.state", group=group_id, state=state, owner=self._log.actor)
         return state
+
+
+def _ask(bundles: tuple[tuple[tuple[str, float], ...], ...], strategy: str, name: str) -> str:
+    group = placement_group([dict(bundle) for bundle in bundles], strategy=strategy, name=name, lifetime="detached")
+    group_id: str = group.id.hex()
+    return group_id
 
 
 def remove_groups_of(run: str) -> None:

@@ -140,4 +140,3 @@ class Links:
 def broken(method: str, name: str) -> ConnectionLost:
     """The error of a call whose connection broke though its request is delivered."""
     return ConnectionLost(f"the connection broke during {method!r} of {name}")
-

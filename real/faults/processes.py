@@ -1,0 +1,174 @@
+"""Faults of one process: real signals to it, or to a part of an engine."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import pathlib
+import signal
+import socket
+import subprocess
+import sys
+from typing import Any
+
+from protocol.errors import NameTaken
+from real.census import ProcessCard
+from real.engines.tree import Part, pid_of, tree_of
+from real.faults.kinds import Fault, FaultRefused
+
+_DUTY = pathlib.Path(__file__).with_name("duty.py")
+_FREED_WITHIN_S = 30.0
+_LOOK_S = 0.05
+
+
+class ProcessFault(Fault):
+    """Something about one living process."""
+
+    card: ProcessCard
+
+    def look(self) -> dict[str, int]:
+        name = self.target.name
+        card = self.site.census.find(name)
+        if card is None:
+            raise FaultRefused(f"target {name!r}: there is no such process")
+        if card.role == "driver":
+            raise FaultRefused(f"target {name!r}: the driver is what injects the faults")
+        if card.host != socket.gethostname():
+            raise FaultRefused(
+                f"target {name!r}: it runs on {card.host}, and signals reach {socket.gethostname()} alone"
+            )
+        if not card.alive:
+            raise FaultRefused(f"target {name!r}: it is dead already (incarnation {card.incarnation})")
+        self.card = card
+        return {"in_flight": card.in_flight}
+
+    @property
+    def is_engine(self) -> bool:
+        return self.card.role == "engine"
+
+    def pids(self) -> list[int]:
+        """All that the process consists of."""
+        return list(tree_of(self.card.pid)) if self.is_engine else [self.card.pid]
+
+    def still_there(self) -> bool:
+        """Whether it is the same incarnation, and alive."""
+        now = self.site.census.find(self.card.name)
+        return now is not None and now.incarnation == self.card.incarnation and now.alive
+
+    def send(self, number: signal.Signals, pids: list[int]) -> None:
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):  # it died a moment ago by itself
+                os.kill(pid, number)
+
+    def record(self, kind: str, **fields: Any) -> None:
+        """An event that the process cannot write itself."""
+        backend = self.site.backend
+        backend.log.emit_for(self.card.name, self.card.incarnation, backend.caller.next_number(), kind, **fields)
+
+    def kill(self) -> None:
+        """SIGKILL; its death is recorded by whoever owns it: an engine's host, which survives it, or else here."""
+        if not self.is_engine:
+            self.record("actor.died", reason="killed", detail="")
+        self.send(signal.SIGKILL, [self.card.pid])
+        if not self.is_engine:
+            self.site.backend.bury(self.card.name, self.card.incarnation)
+
+
+class Sigkill(ProcessFault):
+    def look(self) -> dict[str, int]:
+        observed = super().look()
+        self._part: Part = self.params.get("part", "main")
+        self._pid = self.card.pid
+        if self._part != "main":
+            if not self.is_engine:
+                raise FaultRefused(f"sigkill of the {self._part}: {self.card.name} is no engine and has no such part")
+            self._pid = _part_of(self.card, self._part)
+        return observed
+
+    def inject(self) -> None:
+        if self._part == "main":
+            self.kill()
+            return
+        self.send(signal.SIGKILL, [self._pid])
+        self.site.later(self.site.backend.engines.lost(self.card.name, self._part), f"loss of the {self._part}")
+
+
+class RestartEmpty(ProcessFault):
+    def inject(self) -> None:
+        self.kill()
+        again = self._engine_again() if self.is_engine else self._actor_again()
+        self.site.later(again, f"restart of {self.card.name}")
+
+    async def _engine_again(self) -> None:
+        engines = self.site.backend.engines
+        launched = await engines.launched(self.card.name)
+        await self._again(
+            lambda: engines.launch(launched.spec, name=self.card.name, node=launched.node, placement=launched.placement)
+        )
+
+    async def _actor_again(self) -> None:
+        await self._again(lambda: self.site.backend.start_again(self.card.name, self.card.incarnation))
+
+    async def _again(self, start: Any) -> None:
+        """Start it as soon as its name is free; that somebody else has started it meanwhile is as good."""
+        loop = asyncio.get_running_loop()
+        ends = loop.time() + _FREED_WITHIN_S
+        while True:
+            try:
+                await start()
+                return
+            except NameTaken:
+                now = self.site.census.find(self.card.name)
+                if now is not None and now.incarnation > self.card.incarnation:
+                    return
+                if loop.time() > ends:
+                    raise
+            await asyncio.sleep(_LOOK_S)
+
+
+class Sigstop(ProcessFault):
+    def inject(self) -> None:
+        self.record("actor.stopped")
+        self.send(signal.SIGSTOP, self.pids())
+
+    def heal(self) -> None:
+        if self.still_there():
+            self.record("actor.continued")
+            self.send(signal.SIGCONT, self.pids())
+
+
+class Slow(ProcessFault):
+    def inject(self) -> None:
+        pids = [str(pid) for pid in self.pids()]
+        self._duty = subprocess.Popen(
+            [sys.executable, "-I", "-S", str(_DUTY), str(self.params["percent"]), *pids], stdin=subprocess.PIPE
+        )
+
+    def heal(self) -> None:
+        assert self._duty.stdin is not None
+        self._duty.stdin.close()
+        self._duty.wait()
+
+
+class Wedge(ProcessFault):
+    def look(self) -> dict[str, int]:
+        observed = super().look()
+        if not self.is_engine:
+            raise FaultRefused(f"wedge: {self.card.name} is no engine; use sigstop for an actor")
+        self._pid = _part_of(self.card, "scheduler")
+        return observed
+
+    def inject(self) -> None:
+        self.send(signal.SIGSTOP, [self._pid])
+
+    def heal(self) -> None:
+        if self.still_there():
+            self.send(signal.SIGCONT, [self._pid])
+
+
+def _part_of(card: ProcessCard, part: Part) -> int:
+    try:
+        return pid_of(part, card.pid)
+    except LookupError as error:
+        raise FaultRefused(f"target {card.name!r}: {error}") from error

@@ -1,0 +1,504 @@
+"""Every fault in both worlds: what it does, that it is recorded and counted, and that its healing takes it back."""
+
+from __future__ import annotations
+
+import asyncio
+import pathlib
+from typing import Any
+
+import pytest
+
+from protocol.errors import (
+    ActorDied,
+    ConnectionLost,
+    ConnectTimeout,
+    NetworkError,
+    Outcome,
+    PlacementError,
+    ReadTimeout,
+)
+from tests.contract.faulted import Counter, FaultedArm, Faults, kinds, ready_engine, request, told, until, until_ready
+
+BUNDLE = ((("GPU", 1.0),),)
+
+
+@pytest.fixture(params=["sim", pytest.param("real", marks=pytest.mark.ray)])
+def world(request: pytest.FixtureRequest, tmp_path: pathlib.Path) -> FaultedArm:
+    if request.param == "real":
+        request.getfixturevalue("ray_session")
+    return FaultedArm(request.param, tmp_path)
+
+
+class TestProcesses:
+    def test_sigkill_of_an_engine_breaks_its_connections(self, world: FaultedArm) -> None:
+        async def body(backend: Any, faults: Faults) -> None:
+            client = await ready_engine(backend)
+            call = asyncio.ensure_future(client.generate(request(1, 400)))
+            await asyncio.sleep(0.2)
+            kill = faults.inject("sigkill", "engine-0", must_hit={"in_flight": 1}, transient=True)
+            with pytest.raises(ConnectionLost) as lost:
+                await call
+            assert lost.value.outcome is Outcome.UNKNOWN and kill.healed and kill.satisfied()
+            with pytest.raises(faults.refused, match="dead already"):
+                faults.inject("sigstop", "engine-0")
+            with pytest.raises(faults.refused, match="no such process"):
+                faults.inject("sigkill", "engine-7", transient=True)
+
+        events = world.run(body)
+        injected = told(events, "fault.injected", "name", "target", "observed")
+        assert injected == [("sigkill", "engine-0", {"in_flight": 1})]
+        assert told(events, "fault.healed", "hits", "satisfied") == [(0, True)]
+        assert told([e for e in events if e.actor == "engine-0"], "actor.died", "reason") == [("killed",)]
+
+    def test_sigkill_of_a_child_kills_the_engine_late(self, world: FaultedArm) -> None:
+        async def body(backend: Any, faults: Faults) -> None:
+            client = await ready_engine(backend)
+            faults.inject("sigkill", "engine-0", part="scheduler", transient=True)
+            began = asyncio.get_running_loop().time()
+            with pytest.raises(ConnectionLost):
+                await client.generate(request(1))
+            assert 3 < asyncio.get_running_loop().time() - began < 9
+
+        events = world.run(body)
+        assert told([e for e in events if e.actor == "engine-0"], "actor.died", "reason") == [("exited",)]
+
+    def test_sigkill_of_an_actor(self, world: FaultedArm) -> None:
+        async def body(backend: Any, faults: Faults) -> None:
+            counter = await backend.spawn(Counter, name="counter")
+            call = counter.work(60)
+            await asyncio.sleep(0.2)
+            with pytest.raises(faults.refused, match="is no engine"):
+                faults.inject("sigkill", "counter", part="scheduler", transient=True)
+            faults.inject("sigkill", "counter", must_hit={"in_flight": 1}, transient=True)
+            with pytest.raises(ActorDied):
+                await call
+
+        events = world.run(body)
+        assert told(events, "fault.healed", "satisfied") == [(True,)]
+        assert told([e for e in events if e.actor == "counter"], "actor.died", "reason") == [("killed",)]
+
+    def test_restart_empty_forgets_everything(self, world: FaultedArm) -> None:
+        async def body(backend: Any, faults: Faults) -> None:
+            client = await ready_engine(backend)
+            counter = await backend.spawn(Counter, name="counter")
+            await counter.add()
+            for name in ("engine-0", "counter"):
+                faults.inject("restart_empty", name, transient=True)
+            with pytest.raises(ActorDied):
+                await counter.add()
+            async with asyncio.timeout(20):
+                await until_ready(client)
+            assert await (await backend.lookup("counter")).value() == 0
+
+        events = world.run(body)
+        born = [event.actor for event in events if event.kind == "actor.spawned"]
+        assert born.count("counter") == born.count("engine-0") == 2
+
+    def test_sigstop_is_silent_and_sigcont_answers_what_waited(self, world: FaultedArm) -> None:
+        async def body(backend: Any, faults: Faults) -> None:
+            loop = asyncio.get_running_loop()
+            client = await ready_engine(backend)
+            counter = await backend.spawn(Counter, name="counter")
+            began = loop.time()
+            stops = [faults.inject("sigstop", name, for_s=3) for name in ("engine-0", "counter")]
+            waiting = asyncio.ensure_future(client.generate(request(1)))
+            adding = asyncio.ensure_future(_result(counter.add()))
+            with pytest.raises(ReadTimeout) as timeout:
+                await client.get("/ready", read_timeout_s=1)
+            assert timeout.value.outcome is Outcome.UNKNOWN and not adding.done()
+            assert (await waiting).completion_tokens == 20 and await adding == 1
+            assert all(stop.healed for stop in stops) and loop.time() - began > 3
+
+        events = world.run(body)
+        for name in ("engine-0", "counter"):
+            own = [event for event in events if event.actor == name]
+            assert kinds(own, "actor.stopped", "actor.continued") == ["actor.stopped", "actor.continued"]
+
+    def test_slow_makes_everything_take_longer(self, world: FaultedArm) -> None:
+        async def body(backend: Any, faults: Faults) -> None:
+            loop = asyncio.get_running_loop()
+            client = await ready_engine(backend)
+
+            async def takes(number: int) -> float:
+                began = loop.time()
+                await client.generate(request(number, 300))
+                return loop.time() - began
+
+            usual = await takes(1)
+            slow = faults.inject("slow", "engine-0", percent=400)
+            assert 2.5 < await takes(2) / usual < 6
+            slow.heal()
+            assert await takes(3) / usual < 2
+
+        world.run(body)
+
+    def test_a_wedged_engine_is_alive_and_makes_no_progress(self, world: FaultedArm) -> None:
+        async def body(backend: Any, faults: Faults) -> None:
+            client = await ready_engine(backend)
+            call = asyncio.ensure_future(client.generate(request(1, 400)))
+            await asyncio.sleep(0.2)
+            wedge = faults.inject("wedge", "engine-0", must_hit={"in_flight": 1})
+            assert (await client.get("/ready", read_timeout_s=1))[0] == 200
+            await asyncio.sleep(5)
+            assert not call.done()
+            faults.repair(wedge)
+            assert (await call).completion_tokens == 400 and wedge.satisfied()
+            await backend.spawn(Counter, name="counter")
+            with pytest.raises(faults.refused, match="use sigstop"):
+                faults.inject("wedge", "counter")
+
+        world.run(body)
+
+
+class TestLinks:
+    def test_a_partition_holds_calls_and_the_repair_lets_them_go_in_order(self, world: FaultedArm) -> None:
+        async def body(backend: Any, faults: Faults) -> None:
+            counter = await backend.spawn(Counter, name="counter")
+            cut = faults.partition("driver", "counter")
+            calls = [asyncio.ensure_future(_result(counter.add())) for _ in range(3)]
+            await asyncio.sleep(1)
+            assert not any(call.done() for call in calls)
+            faults.repair(cut)
+            assert await asyncio.gather(*calls) == [1, 2, 3]
+            assert await counter.add() == 4
+
+        events = world.run(body)
+        assert told(events, "fault.healed", "hits") == [(3,)]
+        assert told(events, "call.fate", "fate", "source", "target") == [("held", "driver", "counter")] * 3
+
+    def test_a_one_way_partition_lets_the_effect_happen(self, world: FaultedArm) -> None:
+        """Both processes are on one node here, so that its link to itself is cut in both directions."""
+
+        async def body(backend: Any, faults: Faults) -> None:
+            client = await ready_engine(backend)
+            cut = faults.partition("engine-0", "driver", one_way=True)
+            with pytest.raises(ConnectTimeout) as timeout:
+                await client.generate(request(1), connect_timeout_s=1, read_timeout_s=60)
+            assert timeout.value.outcome is Outcome.NOT_DONE
+            faults.repair(cut)
+            await asyncio.sleep(1)
+            assert (await client.generate(request(2))).completion_tokens == 20
+
+        events = world.run(body)
+        assert told(events, "engine.accepted", "request") == [("r-0000002",)]
+
+    def test_latency_is_added_and_taken_off(self, world: FaultedArm) -> None:
+        async def body(backend: Any, faults: Faults) -> None:
+            loop = asyncio.get_running_loop()
+            client = await ready_engine(backend)
+            counter = await backend.spawn(Counter, name="counter")
+
+            async def takes(call: Any) -> float:
+                began = loop.time()
+                await call()
+                return loop.time() - began
+
+            def page() -> Any:
+                return client.get("/ready")
+
+            latency = faults.inject("latency", link=("driver", "counter"), extra_s=0.5)
+            for call in (counter.add, page):  # the link of the node to itself: there and back
+                assert 0.95 < await takes(call) < 1.4
+            faults.repair(latency)
+            for call in (counter.add, page):
+                assert await takes(call) < 0.3
+
+        events = world.run(body)
+        assert told(events, "fault.hit", "count") == [(1,)]
+
+
+class TestCalls:
+    def meet(self, world: FaultedArm, name: str, **params: Any) -> tuple[str, int]:
+        """The end of one call that meets the fault, and how often its effect happened."""
+        got: list[Any] = []
+
+        async def body(backend: Any, faults: Faults) -> None:
+            counter = await backend.spawn(Counter, name="counter")
+            link = ("driver", "counter")
+            fault = faults.inject(name, link=link, must_hit={"hits": 1}, method="add", count=1, **params)
+            try:
+                async with asyncio.timeout(2):
+                    await counter.add()
+                got.append("done")
+            except TimeoutError:
+                got.append("timeout")
+            except NetworkError as error:
+                got.append(type(error).__name__)
+            await until(lambda: fault.healed)
+            await asyncio.sleep(2)
+            assert fault.satisfied()
+            got.append(await counter.value())
+
+        events = world.run(body)
+        assert len(told(events, "call.fate", "fate")) == 1
+        assert told(events, "fault.hit", "count") == told(events, "fault.healed", "hits") == [(1,)]
+        ended = [call for (call,) in told(events, "call.done", "call")]
+        assert len(ended) == len(set(ended))
+        return got[0], got[1]
+
+    def test_a_lost_request_has_no_effect(self, world: FaultedArm) -> None:
+        assert self.meet(world, "request_lost") == ("timeout", 0)
+
+    def test_a_lost_reply_has_had_its_effect(self, world: FaultedArm) -> None:
+        assert self.meet(world, "reply_lost") == ("timeout", 1)
+
+    def test_a_delayed_request_arrives(self, world: FaultedArm) -> None:
+        assert self.meet(world, "delayed_delivery", delay_s=1.0) == ("done", 1)
+
+    def test_an_error_now_and_the_delivery_later(self, world: FaultedArm) -> None:
+        assert self.meet(world, "delayed_delivery", delay_s=1.0, error_now=True) == ("ConnectionLost", 1)
+
+    def test_a_duplicate_has_its_effect_twice(self, world: FaultedArm) -> None:
+        assert self.meet(world, "duplicate", delay_s=0.1) == ("done", 2)
+
+    def test_the_death_of_the_callee_ends_the_wait_for_what_was_lost(self, world: FaultedArm) -> None:
+        async def body(backend: Any, faults: Faults) -> None:
+            counter = await backend.spawn(Counter, name="counter")
+            for name in ("request_lost", "reply_lost"):
+                faults.inject(name, link=("driver", "counter"), method="add", count=1)
+            first, second = counter.add(), counter.add()
+            await asyncio.sleep(1)
+            await backend.kill(counter)
+            for call in (first, second):
+                with pytest.raises(ActorDied):
+                    await call
+
+        world.run(body)
+
+    def test_ordered_calls_go_on_after_a_lost_one_and_take_no_duplicate(self, world: FaultedArm) -> None:
+        async def body(backend: Any, faults: Faults) -> None:
+            counter = await backend.spawn(Counter, name="counter")
+            view = counter.ordered()
+            faults.inject("request_lost", link=("driver", "counter"), method="add", count=1)
+            view.add()
+            assert await view.add() == 1
+            faults.inject("duplicate", link=("driver", "counter"), method="add", count=1, delay_s=0.1)
+            assert await view.add() == 2
+            await asyncio.sleep(1)
+            assert await view.add() == 3
+
+        world.run(body)
+
+    def test_streams_meet_what_calls_meet(self, world: FaultedArm) -> None:
+        async def body(backend: Any, faults: Faults) -> None:
+            counter = await backend.spawn(Counter, name="counter")
+            for name in ("delayed_delivery", "duplicate"):
+                faults.inject(name, link=("driver", "counter"), method="up_to", count=1, delay_s=0.5)
+                assert [number async for number in counter.up_to(3)] == [0, 1, 2]
+            faults.inject("reply_lost", link=("driver", "counter"), method="up_to", count=1)
+            items = counter.up_to(2)
+            assert [await anext(items), await anext(items)] == [0, 1]
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(1):
+                    await anext(items)
+
+        world.run(body)
+
+
+class TestHttp:
+    @pytest.mark.parametrize(
+        ("name", "params", "error", "posts"),
+        [
+            ("connect_timeout", {}, ConnectTimeout, 0),
+            ("request_lost", {}, ReadTimeout, 0),
+            ("read_timeout", {}, ReadTimeout, 1),
+            ("reply_lost", {}, ReadTimeout, 1),
+            ("delayed_delivery", {"delay_s": 0.5}, None, 1),
+            ("delayed_delivery", {"delay_s": 1.0, "error_now": True}, ConnectionLost, 1),
+            ("duplicate", {"delay_s": 0.5}, None, 2),
+        ],
+    )
+    def test_every_fate(
+        self, world: FaultedArm, name: str, params: dict[str, Any], error: type[NetworkError] | None, posts: int
+    ) -> None:
+        async def body(backend: Any, faults: Faults) -> None:
+            client = await ready_engine(backend)
+            fault = faults.inject(
+                name, link=("driver", "engine-*"), must_hit={"hits": 1}, method="/flush_cache", count=1, **params
+            )
+            assert (await client.get("/ready"))[0] == 200  # another route
+            if error is None:
+                assert (await _flush(client)).status == 200
+            else:
+                with pytest.raises(error):
+                    await _flush(client)
+            await until(lambda: fault.healed)
+            await asyncio.sleep(1.5)
+            assert (await _flush(client)).status == 200
+
+        events = world.run(body)
+        assert kinds(events, "engine.post") == ["engine.post"] * (posts + 1)
+        assert len(told(events, "call.fate", "fate")) == 1
+        assert told(events, "fault.healed", "hits", "satisfied") == [(1, True)]
+
+    def test_a_partition_is_met_by_the_handshake(self, world: FaultedArm) -> None:
+        async def body(backend: Any, faults: Faults) -> None:
+            client = await ready_engine(backend)
+            faults.inject("partition", link=("driver", "engine-0"), for_s=1)
+            assert (await client.generate(request(1), connect_timeout_s=5)).completion_tokens == 20
+
+        assert told(world.run(body), "fault.healed", "hits") == [(1,)]
+
+
+class TestStorage:
+    def test_a_slow_export_takes_its_time(self, world: FaultedArm) -> None:
+        async def body(backend: Any, faults: Faults) -> None:
+            loop = asyncio.get_running_loop()
+            counter = await backend.spawn(Counter, name="counter")
+            slow = faults.inject("slow_export", path="exports", percent=1000)
+            if hasattr(faults.inner.site, "bandwidth"):
+                slow.heal()
+                faults.inner.site.bandwidth = 1e9  # the simulated storage's own
+                slow = faults.inject("slow_export", path="exports", percent=1000)
+            began = loop.time()
+            await counter.write("exports/v1/shard-0", b"weights", 100_000_000)
+            assert 0.9 < loop.time() - began < 1.5
+            began = loop.time()
+            await counter.write("other/v1/shard-0", b"weights")
+            assert loop.time() - began < 0.5 and slow.hits == 1
+            assert await counter.read("exports/v1/shard-0") == b"weights" and slow.hits == 2
+
+        world.run(body)
+
+    def test_a_torn_export_is_told_to_have_gone_well(self, world: FaultedArm) -> None:
+        async def body(backend: Any, faults: Faults) -> None:
+            counter = await backend.spawn(Counter, name="counter")
+            torn = faults.inject("torn_export", path="exports", fraction=0.5, count=1, must_hit={"hits": 1})
+            for name in ("torn", "whole"):
+                await counter.write(f"exports/{name}", b"12345678", 800)
+            await until(lambda: torn.healed)
+            assert await counter.read("exports/torn") == b"1234" and await counter.read("exports/whole") == b"12345678"
+
+        events = world.run(body)
+        assert told(events, "storage.torn", "path", "size", "writer") == [("exports/torn", 400, "counter")]
+        assert told(events, "storage.written", "path") == [("exports/whole",)]
+        assert told(events, "fault.healed", "hits", "satisfied") == [(1, True)]
+
+    def test_a_full_disk_takes_what_fits(self, world: FaultedArm) -> None:
+        async def body(backend: Any, faults: Faults) -> None:
+            writers = [await backend.spawn(Counter, name=f"writer-{n}") for n in range(2)]
+            full = faults.inject("disk_full", path="exports", free_bytes=12)
+            await writers[0].write("exports/a", b"12345678")
+            with pytest.raises(Exception, match="space") as error:
+                await writers[1].write("exports/b", b"12345678")
+            assert type(error.value).__name__ == "DiskFull"
+            assert await writers[0].read("exports/b") == b"1234"
+            await writers[0].write("elsewhere", b"1")
+            faults.repair(full)
+            await writers[1].write("exports/b", b"12345678")
+
+        events = world.run(body)
+        assert told(events, "storage.torn", "path", "size") == [("exports/b", 4)]
+        assert told(events, "storage.failed", "path", "op", "error") == [("exports/b", "write", "DiskFull")]
+
+
+class TestPages:
+    def pages(self, world: FaultedArm, name: str) -> tuple[list[tuple[int, str]], tuple[int, str]]:
+        under: list[tuple[int, str]] = []
+        after: list[tuple[int, str]] = []
+
+        async def body(backend: Any, faults: Faults) -> None:
+            client = await ready_engine(backend)
+            fault = faults.inject(name, "engine-0", must_hit={"hits": 2})
+            for number in range(2):
+                under.append(await client.get("/metrics"))
+                await client.generate(request(number))
+            faults.repair(fault)
+            assert fault.satisfied() and fault.hits == 2
+            after.append(await client.get("/metrics"))
+
+        world.run(body)
+        return under, after[0]
+
+    def test_missing(self, world: FaultedArm) -> None:
+        under, after = self.pages(world, "metrics_missing")
+        assert [status for status, _ in under] == [404, 404] and after[0] == 200
+
+    def test_stale(self, world: FaultedArm) -> None:
+        under, after = self.pages(world, "metrics_stale")
+        assert under[0] == under[1] != after
+
+    def test_nan(self, world: FaultedArm) -> None:
+        under, after = self.pages(world, "metrics_nan")
+        values = [line.rsplit(" ", 1)[1] for line in under[0][1].splitlines() if line and not line.startswith("#")]
+        assert set(values) == {"NaN"} and "NaN" not in after[1]
+
+
+class TestClocks:
+    def test_clock_skew_steps_the_wall_clock_of_one_node(self, world: FaultedArm) -> None:
+        async def body(backend: Any, faults: Faults) -> None:
+            counter = await backend.spawn(Counter, name="counter")
+            wall, monotonic = backend.wall_time(), asyncio.get_running_loop().time()
+            with pytest.raises(faults.refused, match="no such node"):
+                faults.inject("clock_skew", "node-9", step_s=1.0)
+            skew = faults.inject("clock_skew", backend.node, step_s=-3600.0, must_hit={"hits": 1})
+            for now in (backend.wall_time(), await counter.wall_time()):
+                assert now - wall == pytest.approx(-3600, abs=2)
+            assert asyncio.get_running_loop().time() - monotonic < 2
+            faults.repair(skew)
+            assert await counter.wall_time() == pytest.approx(wall, abs=4) and skew.satisfied()
+
+        world.run(body)
+
+
+class TestPlacement:
+    def test_a_stuck_group_stays_pending_until_it_is_healed(self, world: FaultedArm) -> None:
+        async def body(backend: Any, faults: Faults) -> None:
+            groups = backend.placement_groups
+            before = await groups.create(BUNDLE, strategy="PACK", name="before")
+            await groups.wait_created(before, 5)
+            fault = faults.inject("placement_stuck", must_hit={"hits": 2})
+            stuck = [await groups.create(BUNDLE, strategy="PACK", name=f"g-{n}") for n in range(2)]
+            with pytest.raises(PlacementError):
+                await groups.wait_created(stuck[0], 1)
+            await groups.remove(stuck[1])
+            await asyncio.sleep(0.5)
+            assert await groups.table() == {before: "CREATED", stuck[0]: "PENDING", stuck[1]: "REMOVED"}
+            faults.repair(fault)
+            assert fault.satisfied()
+            await groups.wait_created(stuck[0], 10)
+            assert await groups.table() == {before: "CREATED", stuck[0]: "CREATED", stuck[1]: "REMOVED"}
+
+        events = world.run(body)
+        stuck = told(events, "placement.state", "group", "state")
+        assert len(stuck) == len(set(stuck))
+
+    def test_a_failed_removal_leaves_the_group_and_the_next_one_works(self, world: FaultedArm) -> None:
+        async def body(backend: Any, faults: Faults) -> None:
+            groups = backend.placement_groups
+            group = await groups.create(BUNDLE, strategy="PACK", name="g")
+            await groups.wait_created(group, 5)
+            fault = faults.inject("removal_fails")
+            for _ in range(2):
+                await groups.remove(group)
+            await asyncio.sleep(1)
+            assert (await groups.table())[group] == "CREATED" and fault.hits == 1
+            faults.repair(fault)
+            await groups.remove(group)
+            await asyncio.sleep(1)
+            assert (await groups.table())[group] == "REMOVED"
+
+        world.run(body)
+
+    def test_a_late_removal_happens_late(self, world: FaultedArm) -> None:
+        async def body(backend: Any, faults: Faults) -> None:
+            groups = backend.placement_groups
+            group = await groups.create(BUNDLE, strategy="PACK", name="g")
+            await groups.wait_created(group, 5)
+            fault = faults.inject("removal_fails", late_s=3.0)
+            await groups.remove(group)
+            await asyncio.sleep(1)
+            faults.repair(fault)
+            assert (await groups.table())[group] == "CREATED"
+            await asyncio.sleep(3)
+            assert (await groups.table())[group] == "REMOVED"
+
+        world.run(body)
+
+
+async def _result(call: Any) -> Any:
+    return await call
+
+
+async def _flush(client: Any) -> Any:
+    return await client.post("/flush_cache", {}, connect_timeout_s=1, read_timeout_s=3)
