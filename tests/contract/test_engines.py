@@ -1,0 +1,113 @@
+"""One body, three arms: what a serving engine does that a protocol can notice.
+
+An arm that deviates from a fact is named in DEVIATIONS, with what it does instead; a deviation that has disappeared
+fails, so the table stays true. docs/engines.md shows it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import traceback
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
+
+import pytest
+
+from protocol.ports import Backend
+from tests.conftest import ROOT
+from tests.contract.engine_arms import EngineArm, on_ray, simulated
+from tests.contract.engine_facts import ENDING, SHARED
+from tests.contract.engine_stage import Stage
+
+Fact = Callable[[Stage], Awaitable[None]]
+
+DEVIATIONS: dict[tuple[str, str], str] = {}
+"""(arm, fact) -> what the arm does instead."""
+
+FACT_WITHIN_S = 60.0
+
+ARMS = [
+    "sim",
+    pytest.param("emulated", marks=pytest.mark.ray),
+    pytest.param("sglang-cpu", marks=[pytest.mark.ray, pytest.mark.sglang_cpu]),
+]
+
+
+@pytest.fixture(scope="module", params=ARMS)
+def arm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineArm]:
+    folder = tmp_path_factory.mktemp("engines")
+    if request.param == "sim":
+        yield simulated(folder)
+        return
+    request.getfixturevalue("ray_session")
+    yield on_ray(request.param, folder)
+
+
+@pytest.fixture(scope="module")
+def seen(arm: EngineArm) -> dict[str, str]:
+    """Every shared fact at one engine: name -> how it failed, "" where it holds."""
+
+    async def body(backend: Backend) -> dict[str, str]:
+        stage = await Stage.open(backend, arm.hands, arm.spec, "engine-0")
+        return {name_of(fact): await failure(fact, stage) for fact in SHARED}
+
+    found: dict[str, str] = arm.run(body)
+    return found
+
+
+async def failure(fact: Fact, stage: Stage) -> str:
+    """How a fact fails at an engine, "" where it holds. Leaves the engine as it found it."""
+    text = ""
+    try:
+        async with asyncio.timeout(FACT_WITHIN_S):
+            await fact(stage)
+    except Exception:
+        text = traceback.format_exc()
+    await stage.tidy()
+    return text
+
+
+def name_of(fact: Fact) -> str:
+    return fact.__name__.removeprefix("fact_")
+
+
+def judge(arm: EngineArm, fact: Fact, text: str) -> None:
+    deviation = DEVIATIONS.get((arm.name, name_of(fact)))
+    if deviation is None:
+        assert not text, text
+    else:
+        assert text, f"{arm.name} no longer deviates ({deviation}): take it out of DEVIATIONS and docs/engines.md"
+
+
+@pytest.mark.parametrize("fact", SHARED, ids=name_of)
+def test_fact(arm: EngineArm, seen: dict[str, str], fact: Fact) -> None:
+    judge(arm, fact, seen[name_of(fact)])
+
+
+@pytest.mark.parametrize("fact", ENDING, ids=name_of)
+def test_fact_that_ends_the_engine(arm: EngineArm, fact: Fact) -> None:
+    async def body(backend: Backend) -> str:
+        stage = await Stage.open(backend, arm.hands, arm.spec, "engine-0")
+        try:
+            async with asyncio.timeout(2 * FACT_WITHIN_S):
+                await fact(stage)
+        except Exception:
+            return traceback.format_exc()
+        return ""
+
+    judge(arm, fact, arm.run(body))
+
+
+def test_the_page_has_every_fact_and_every_deviation() -> None:
+    page = (ROOT / "docs" / "engines.md").read_text(encoding="utf-8")
+    lines: list[Any] = page.splitlines()
+    facts = [*SHARED, *ENDING]
+    for fact in facts:
+        assert f"| `{name_of(fact)}` | {first_line(fact)} |" in lines
+    for (arm, name), text in DEVIATIONS.items():
+        assert f"| {arm} | `{name}` | {text} |" in lines
+    assert sum(line.startswith("| ") and "` | " in line for line in lines) >= len(facts) + len(DEVIATIONS)
+
+
+def first_line(fact: Fact) -> str:
+    return (fact.__doc__ or "").partition("\n")[0]
