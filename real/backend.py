@@ -21,6 +21,7 @@ from protocol.evidence import check_may_emit
 from real.caller import Caller
 from real.census import Census, OwnCard
 from real.clocks import measure_clocks
+from real.engines.leftovers import clear_leftovers
 from real.engines.port import RealEngines
 from real.engines.settings import EngineSettings
 from real.evidence import ProcessLog
@@ -84,7 +85,7 @@ class RealBackend:
     @property
     def engines(self) -> RealEngines:
         if self._engines is None:
-            raise RuntimeError("this run has no serving engines: run_real was called without engines=EngineSettings(...)")
+            raise RuntimeError("this run has no serving engines: call run_real with engines=EngineSettings(...)")
         return self._engines
 
     @property
@@ -223,6 +224,7 @@ class RealBackend:
             names = [card.name for card in self.census.everybody() if card.role == "engine"]
             await asyncio.gather(*(self._engines.discard(name) for name in names))
             await self._engines.close()
+            clear_leftovers(self.run.folder)
         remove_groups_of(self.run.run)
         for name, pid, node in await self._registry.close.remote(self.run.run):
             await self._send_signal((pid, node), signals.SIGKILL)

@@ -152,7 +152,7 @@ class Generations:
     ) -> web.StreamResponse:
         """Relay server-sent events one by one; the end of the generation is recorded before the event that tells it."""
         response = web.StreamResponse(headers=_content_type(answer))
-        watch = _StreamWatch()
+        watch = StreamWatch()
         heard = relay is not None
         prepared = False
         async for event in _events(answer.content):
@@ -181,7 +181,7 @@ class Generations:
         return response
 
 
-class _StreamWatch:
+class StreamWatch:
     """Follows a stream of events to the end of the generation. ``ending`` and ``refusal`` are set for one event only.
 
     /generate tells the end in its last event. The OpenAI routes spread it over several chunks, complete at ``[DONE]``.

@@ -22,8 +22,10 @@ from protocol.ports import EngineSpec, Signal
 from real.census import Census, OwnCard
 from real.engines.front import Front
 from real.engines.kinds import command, environment, own_version
+from real.engines.leftovers import Leftovers
 from real.engines.served import Served
-from real.engines.sockets import FIRST_PRIVATE, FIRST_PUBLIC, reserve
+from real.engines.settings import EngineSettings
+from real.engines.sockets import FIRST_PRIVATE, reserve
 from real.engines.traffic import Traffic
 from real.engines.tree import EngineTree, Part
 from real.engines.weights import Weights, WeightsNotFound, read_weights
@@ -62,15 +64,17 @@ class EngineHost:
 
     Args:
         identity: name and incarnation of the engine.
-        spec: what to start; ``run.engines`` says how.
+        settings: how engines are started.
+        spec: what to start.
     """
 
-    def __init__(self, run: RunConfig, identity: ProcessIdentity, spec: EngineSpec) -> None:
+    def __init__(self, run: RunConfig, identity: ProcessIdentity, settings: EngineSettings, spec: EngineSpec) -> None:
         for folder in run.python_path:
             if folder not in sys.path:
                 sys.path.append(folder)
         self._run = run
         self._identity = identity
+        self._settings = settings
         self._spec = spec
         self._node = own_node(run.nodes)
         self._log = ProcessLog(
@@ -78,7 +82,7 @@ class EngineHost:
         )
         self._registry = ray.get_actor(REGISTRY, namespace=NAMESPACE)
         self._address = _own_address()
-        self._public = reserve(self._address, FIRST_PUBLIC)
+        self._public = reserve(self._address, settings.first_port)
         self._private = reserve("127.0.0.1", FIRST_PRIVATE)
         self._front: Front | None = None
         self._tree: EngineTree | None = None
@@ -92,11 +96,10 @@ class EngineHost:
 
     async def boot(self, cause: str | None, lc: int) -> Booted:
         """Record the birth and begin the start; the engine is far from ready when this returns."""
-        assert self._run.engines is not None
         node = ray.get_runtime_context().get_node_id()
         name, incarnation = self._identity.name, self._identity.incarnation
         await self._registry.booted.remote(self._run.run, name, incarnation, os.getpid(), node)
-        kind = f"{self._run.engines.kind}({self._spec.profile})"
+        kind = f"{self._settings.kind}({self._spec.profile})"
         self._log.answered(lc, cause, "actor.spawned", cls=kind, node=self._node, role="engine")
         self._life = asyncio.get_running_loop().create_task(self._live())
         return Booted(self._address, self._public.port, self._log.lc)
@@ -159,7 +162,6 @@ class EngineHost:
 
     async def _start(self) -> EngineTree:
         run, spec, log = self._run, self._spec, self._log
-        assert run.engines is not None
         weights: Weights | None = None
         storage = os.path.join(run.folder, "storage")
         if spec.weights_path:
@@ -172,14 +174,17 @@ class EngineHost:
         self._emit("engine.started", port=self._public.port, profile=spec.profile, version=version)
         name = self._identity.name
         log_name = f"{urllib.parse.quote(name, safe='')}-{self._identity.incarnation}.log"
-        temporary = tempfile.mkdtemp(prefix="seatrial-engine-")
-        line = command(run.engines, spec, weights, name=name, port=self._private.port, temporary=temporary)
+        leftovers = Leftovers(run.folder, name, self._identity.incarnation)
+        # Below the run's temporary folder where it has one. Short: engines keep unix sockets there.
+        temporary = tempfile.mkdtemp(prefix="engine-", dir=os.environ.get("RAY_TMPDIR"))
+        leftovers.add(temporary)
+        line = command(self._settings, spec, weights, name=name, port=self._private.port, temporary=temporary)
         self._private.bound.close()  # the engine is about to bind it; the reservation stays
         self._tree = EngineTree(
             line,
-            environment(run.engines, run.python_path, temporary),
+            environment(self._settings, run.python_path, temporary),
             pathlib.Path(run.folder, "logs", log_name),
-            temporary,
+            leftovers,
         )
         self._card = OwnCard(
             run.folder, name=name, incarnation=self._identity.incarnation, role="engine",

@@ -20,6 +20,7 @@ from real.engines.host import Booted, Description, EngineHost
 from real.engines.traffic import Traffic
 from real.engines.tree import Part
 from real.evidence import ProcessLog
+from real.nodes import living_nodes
 from real.registry import NAMESPACE, ProcessIdentity, RunConfig, SpawnSpec, ray_name
 from real.spawner import Spawner
 
@@ -195,6 +196,8 @@ class RealEngines:
                 ray.kill(actor)
             raise
         self._log.merge(booted.lc)
+        if placement is not None:
+            self._log.emit("placement.entered", group=placement.group_id, process=name, process_inc=incarnation)
         return EngineAddress(name, incarnation, booted.host, booted.port)
 
     def _spawn_spec(self, spec: EngineSpec, node: str | None, placement: Placement | None) -> SpawnSpec:
@@ -212,16 +215,16 @@ class RealEngines:
             lifetime="detached",
             num_gpus=spec.num_gpus,
             scheduling_strategy=strategy or "SPREAD",
-        ).remote(self._run, identity, spec)
+        ).remote(self._run, identity, self._settings, spec)
 
     def _check_room(self, num_gpus: float, wanted: SpawnSpec) -> None:
         """Refuse at once what no waiting would bring."""
-        rows = [row for row in ray.nodes() if row["Alive"]]
-        most = max(
-            (row["Resources"].get("GPU", 0.0) for row in rows if wanted.node in (None, row["NodeID"])), default=0.0
-        )
+        node = None if wanted.node is None else living_nodes(self._run.nodes).get(wanted.node)
+        rows = [row for row in ray.nodes() if row["Alive"] and node in (None, row["NodeID"])]
+        most = max((row["Resources"].get("GPU", 0.0) for row in rows), default=0.0)
         if num_gpus > most:
-            raise PlacementError(f"an engine of {num_gpus:g} GPUs fits on no node; the largest has {most:g}")
+            where = "on no node" if wanted.node is None else f"not on {wanted.node}"
+            raise PlacementError(f"an engine of {num_gpus:g} GPUs fits {where}; the most there is {most:g}")
 
     async def _booted(self, actor: Any, name: str, spec: EngineSpec, wanted: SpawnSpec) -> Booted:
         """The answer of ``boot``. Bounded: without free GPUs, and on a removed group, Ray would wait for ever."""

@@ -18,6 +18,7 @@ class EngineSettings:
         model: SGLang kinds: model folder or name; empty: the ``profile`` of each EngineSpec names it.
         arguments: further command-line arguments, the same for every engine.
         block_tokens: tokens of one prefix block of a request, as the traces of the run have it.
+        first_port: lowest public port; each engine takes the lowest free one from there.
     """
 
     kind: EngineKind
@@ -25,3 +26,4 @@ class EngineSettings:
     model: str = ""
     arguments: tuple[str, ...] = ()
     block_tokens: int = 512
+    first_port: int = 30000

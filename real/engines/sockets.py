@@ -5,9 +5,8 @@ from __future__ import annotations
 import socket
 from typing import NamedTuple
 
-FIRST_PUBLIC = 30000
 FIRST_PRIVATE = 20000
-_COUNT = 2700  # up to the kernel's own range, from which any process may be given a port at any time
+_COUNT = 2700  # from 30000 that is up to the kernel's own range, out of which any process is given ports at any time
 
 
 class Reservation(NamedTuple):

@@ -6,11 +6,12 @@ import asyncio
 import contextlib
 import os
 import pathlib
-import shutil
 import signal
 import subprocess
 import sys
 from typing import Literal
+
+from real.engines.leftovers import Leftovers
 
 Part = Literal["main", "scheduler", "detokenizer"]
 
@@ -25,12 +26,14 @@ class EngineTree:
     Args:
         command, environment: of the main process.
         log: takes what it prints.
-        temporary: a folder of its own, removed in the end.
+        leftovers: what must go with it.
     """
 
-    def __init__(self, command: list[str], environment: dict[str, str], log: pathlib.Path, temporary: str) -> None:
+    def __init__(
+        self, command: list[str], environment: dict[str, str], log: pathlib.Path, leftovers: Leftovers
+    ) -> None:
         log.parent.mkdir(parents=True, exist_ok=True)
-        self._temporary = temporary
+        self._leftovers = leftovers
         self._log = log
         # Popen here and not asyncio's: the leash holds to the thread that forks, and that must be this one.
         with open(log, "ab") as output:
@@ -41,7 +44,6 @@ class EngineTree:
         self._descriptor = os.pidfd_open(self._main.pid)
         self._ended = asyncio.Event()
         asyncio.get_running_loop().add_reader(self._descriptor, self._end_seen)
-        self._shared_memory: set[str] = set()
 
     @property
     def pid(self) -> int:
@@ -54,60 +56,39 @@ class EngineTree:
 
     def pids(self) -> dict[int, str]:
         """The living processes: pid to command line."""
-        children: dict[int, list[int]] = {}
-        for entry in os.scandir("/proc"):
-            if entry.name.isdigit():
-                parent = _parent_of(int(entry.name))
-                if parent:
-                    children.setdefault(parent, []).append(int(entry.name))
-        found: dict[int, str] = {}
-        todo = [self._main.pid]
-        while todo:
-            pid = todo.pop()
-            with contextlib.suppress(OSError):
-                found[pid] = pathlib.Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
-            todo += children.get(pid, [])
-        return found
-
-    def pid_of(self, part: Part) -> int:
-        """Raises LookupError: the engine has no such process."""
-        if part == "main":
-            return self.pid
-        for pid, command in self.pids().items():
-            if pid != self.pid and part in command:
-                return pid
-        raise LookupError(f"the engine has no {part} process; it runs {list(self.pids().values())}")
+        return tree_of(self.pid)
 
     def signal(self, number: signal.Signals, part: Part | None = None) -> None:
         """Send a signal to one part, or to every process."""
         if part is not None:
-            os.kill(self.pid_of(part), number)
+            os.kill(pid_of(part, self.pid), number)
             return
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._main.pid, number)
 
     def note_shared_memory(self) -> None:
         """Remember the shared memory that the processes have mapped now: SGLang leaves some of it behind."""
+        names: set[str] = set()
         for pid in self.pids():
             with contextlib.suppress(OSError):
                 for line in pathlib.Path(f"/proc/{pid}/maps").read_text().splitlines():
-                    path = line.partition("/dev/shm/")[2]
-                    if path.startswith("sglang_loads_"):
-                        self._shared_memory.add(f"/dev/shm/{path.removesuffix(' (deleted)')}")
+                    name = line.partition("/dev/shm/")[2]
+                    if name.startswith("sglang_loads_") and not name.endswith("(deleted)"):
+                        names.add(name)
+        for name in sorted(names):
+            self._leftovers.add(f"/dev/shm/{name}")
 
     async def clear(self) -> None:
         """Kill what is left, wait until it is gone, and remove its shared memory."""
         left = self.pids()
+        self.note_shared_memory()
         self.signal(signal.SIGKILL)
         await self.wait()
         for pid in left:  # children that have made a session of their own
             if pid != self.pid:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
-        shutil.rmtree(self._temporary, ignore_errors=True)
-        for path in sorted(self._shared_memory):
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(path)
+        self._leftovers.clear()
 
     def last_words(self) -> str:
         """The end of its log."""
@@ -123,7 +104,37 @@ class EngineTree:
         self._ended.set()
 
 
-def _parent_of(pid: int) -> int:
+def tree_of(root: int) -> dict[int, str]:
+    """A process and what descends from it, as far as they live: pid to command line."""
+    children: dict[int, list[int]] = {}
+    for entry in os.scandir("/proc"):
+        if entry.name.isdigit():
+            parent = parent_of(int(entry.name))
+            if parent:
+                children.setdefault(parent, []).append(int(entry.name))
+    found: dict[int, str] = {}
+    todo = [root]
+    while todo:
+        pid = todo.pop()
+        with contextlib.suppress(OSError):
+            found[pid] = pathlib.Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
+        todo += children.get(pid, [])
+    return found
+
+
+def pid_of(part: Part, root: int) -> int:
+    """The process of an engine whose main process is ``root``. Raises LookupError: the engine has no such process."""
+    if part == "main":
+        return root
+    pids = tree_of(root)
+    for pid, command in pids.items():
+        if pid != root and part in command:
+            return pid
+    raise LookupError(f"the engine has no {part} process; it runs {list(pids.values())}")
+
+
+def parent_of(pid: int) -> int:
+    """The parent of a process; 0 for one that has ended."""
     try:
         return int(pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
     except (OSError, IndexError, ValueError):

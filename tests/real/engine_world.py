@@ -30,7 +30,8 @@ def stub_settings(folder: pathlib.Path, *arguments: str) -> EngineSettings:
     python = folder / "python"
     python.write_text(f'#!/bin/sh\nshift 2\nexec {sys.executable} -I {STUB} "$@"\n')
     python.chmod(python.stat().st_mode | stat.S_IXUSR)
-    return EngineSettings("sglang", str(python), arguments=arguments)
+    # Ports of this test process's own: others of this machine take the lowest ones too.
+    return EngineSettings("sglang", str(python), arguments=arguments, first_port=30100 + 12 * (os.getpid() % 200))
 
 
 def run_with_stubs(

@@ -16,6 +16,7 @@ import pytest
 
 from protocol.errors import ConnectionLost, ConnectionRefused, Outcome
 from protocol.messages import GenerateRequest
+from real.engines.leftovers import clear_leftovers
 from tests.real.engine_world import (
     SPEC,
     events_of,
@@ -207,3 +208,9 @@ def test_a_killed_driver_takes_its_engines_along(tmp_path: pathlib.Path) -> None
         driver.wait()
     assert gone(pids, within_s=20)
     assert open_logs(tmp_path) == []
+    # What the killed host could not remove is written down, for the warden of a run.
+    (listed,) = (tmp_path / "engines").glob("*.leftovers")
+    left = [path for path in listed.read_text().splitlines()[1:] if os.path.exists(path)]
+    assert len(left) == 1
+    clear_leftovers(str(tmp_path))
+    assert not os.path.exists(left[0])

@@ -245,7 +245,7 @@ def test_where_an_engine_may_run(tmp_path: pathlib.Path) -> None:
         engines, groups = backend.engines, backend.placement_groups
         with pytest.raises(PlacementError, match="no living node is named"):
             await engines.launch(SPEC, name="a", node="nowhere")
-        with pytest.raises(PlacementError, match="fits on no node"):
+        with pytest.raises(PlacementError, match="fits on no node; the most"):
             await engines.launch(EngineSpec("some-model", num_gpus=10_000), name="a")
         group = await groups.create(((("GPU", 1.0),),), strategy="PACK", name="group")
         await groups.wait_created(group, 10)
