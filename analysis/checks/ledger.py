@@ -145,8 +145,19 @@ class Ledger:
 
     def _refused(self, event: Event) -> None:
         request = self.requests.get(event.data["request"])
-        if request is not None and 400 <= event.data["status"] < 500:
+        if request is None:
+            return
+        if 400 <= event.data["status"] < 500:
             request.refused = (event.seq, event.data["status"])
+        if self.started is None or self.started.data["world"] != "real":
+            return
+        # What stands in front of a real engine sees a request go in before it can see it refused. The latest of that
+        # id there: an id that is running already is refused, and goes on running.
+        engine = (event.actor, event.inc)
+        for run in reversed(request.runs):
+            if run.engine == engine and not run.finished_seq:
+                request.runs.remove(run)
+                break
 
     def running_at(self, request: Request, engine: Process) -> Run | None:
         """The unfinished run of a request at an engine."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from analysis.rundir import Preregistered
+from analysis.verdict import Judge
 from tests.analysis.history import History
 
 
@@ -261,6 +263,24 @@ def test_a_refusal_by_the_engine_explains_itself() -> None:
     h.done("r1", outcome="not_done", status=400)
     row = h.end().judged("unexplained_failures")
     assert row.result == "pass" and "refused with 400" in row.observed
+
+
+@pytest.mark.parametrize("world", ["real", "sim"])
+def test_a_real_engine_is_seen_to_accept_what_it_then_refuses(world: str) -> None:
+    h = History(clock_error_ms=-1)
+    h("run.started", world=world, schema=1)
+    h.sent("r1")
+    h.accepted("r1")
+    if world == "real":
+        h.accepted("r1")
+    h("engine.refused", at="e0/1", request="r1", status=400, why="Duplicate request ID")  # the second one
+    h.finished("r1")
+    h.done("r1")
+    judge = Judge(Preregistered())
+    for event in h.end().events:
+        judge.feed(event)
+    assert not judge._ledger.requests  # nobody runs it any more
+    assert {row.name: row.result for row in judge.verdict().checks}["answer_is_the_engines"] == "pass"
 
 
 def test_a_refusal_does_not_explain_another_status() -> None:
