@@ -27,6 +27,7 @@ _HEADS = 4
 _KV_HEADS = 2
 _HEAD = _HIDDEN // _HEADS
 _SPECIAL = ("<pad>", "<bos>", "<eos>", "<|user|>", "<|assistant|>", "<|system|>")
+_FIRST_WORD = len(_SPECIAL) + 256
 _SYLLABLES = ("ka", "lo", "mi", "ter", "ran", "vo", "sel", "pu", "dri", "na", "est", "or", "quo", "bin", "ju", "wex")
 _CHAT_TEMPLATE = (
     "{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}<eos>{% endfor %}"
@@ -77,6 +78,15 @@ def write(folder: str | os.PathLike[str], version: str, shards: int = 2) -> path
     for name, data in files(version, shards).items():
         (target / name).write_bytes(data)
     return target
+
+
+def word(token: int) -> str:
+    """The text of a token from 262 on: a space and a made-up word, which the tokenizer gives back as that token."""
+    text, rest = "", token - _FIRST_WORD + len(_SYLLABLES)
+    while rest:
+        rest, digit = divmod(rest, len(_SYLLABLES))
+        text = _SYLLABLES[digit] + text
+    return " " + text
 
 
 def _shapes() -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -186,13 +196,7 @@ def _byte_characters() -> Iterator[str]:
 
 def _words() -> Iterator[str]:
     """As many as fill the vocabulary; "Ġ" stands for the space before a word."""
-    base = len(_SYLLABLES)
-    for number in range(VOCABULARY - len(_SPECIAL) - 256):
-        word, rest = "", number + base
-        while rest:
-            rest, digit = divmod(rest, base)
-            word = _SYLLABLES[digit] + word
-        yield "Ġ" + word
+    return ("Ġ" + word(token).strip() for token in range(_FIRST_WORD, VOCABULARY))
 
 
 def _json(value: dict[str, object]) -> bytes:

@@ -16,6 +16,8 @@ from collections.abc import Callable
 
 import pytest
 
+from real.sglang_cpu import environment
+
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 REQUIRED_IN_CI = ("ray", "shared", "sglang_cpu")
 
@@ -27,9 +29,11 @@ def shared_folder() -> pathlib.Path | None:
 
 
 def sglang_cpu_python() -> str | None:
-    """The interpreter of an environment with an SGLang that runs on the CPU (``SEATRIAL_SGLANG_PYTHON``)."""
-    python = os.environ.get("SEATRIAL_SGLANG_PYTHON", "")
-    return python if python and os.access(python, os.X_OK) else None
+    """The interpreter of an environment with an SGLang that runs on the CPU, as a run would find it; None: absent."""
+    try:
+        return str(environment.interpreter())
+    except environment.EnvironmentFailed:
+        return None
 
 
 def _installed(*modules: str) -> Callable[[], bool]:
@@ -43,8 +47,10 @@ NEEDS: dict[str, tuple[Callable[[], bool], str]] = {
         "put the shared folder beside the checkout or name it in SEATRIAL_SHARED",
     ),
     "ray": (_installed("ray"), "pip install -e '.[test]'"),
-    "sglang_cpu": (lambda: sglang_cpu_python() is not None, "name its interpreter in SEATRIAL_SGLANG_PYTHON"),
-    "torch": (_installed("torch"), "pip install -e '.[real]'"),
+    "sglang_cpu": (
+        lambda: sglang_cpu_python() is not None,
+        "python -m real.engines install sglang-cpu, or name its interpreter in SEATRIAL_SGLANG_PYTHON",
+    ),
     "dev_tools": (_installed("importlinter", "ruff"), "pip install -e '.[dev]'"),
 }
 

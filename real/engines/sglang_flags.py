@@ -12,9 +12,7 @@ from typing import NamedTuple
 
 DETERMINISTIC = "--enable-deterministic-inference"
 
-# A child's death is told to clients at once. Left on, SGLang first sleeps 5 s and then waits 60 s for a core dump that
-# only a GPU could give.
-_CRASH = {"SGLANG_CUDA_COREDUMP_BEFORE_CRASH": "0", "SGLANG_PYSPY_DUMP_BEFORE_CRASH": "0"}
+_DUMPS = ("SGLANG_CUDA_COREDUMP_BEFORE_CRASH", "SGLANG_PYSPY_DUMP_BEFORE_CRASH")
 
 # Before ``settings.arguments``, whose repetitions of an option win.
 CPU_ARGUMENTS = (
@@ -48,7 +46,7 @@ def cpu_environment(temporary: str | os.PathLike[str]) -> dict[str, str]:
     """
     folder = os.fspath(temporary)
     return {
-        **_CRASH,
+        **_without_dumps(),
         "TMPDIR": folder,
         "SGLANG_CACHE_DIR": os.path.join(folder, "sglang"),
         "SGLANG_USE_CPU_ENGINE": "1",
@@ -64,7 +62,12 @@ def cpu_environment(temporary: str | os.PathLike[str]) -> dict[str, str]:
 
 def gpu_environment() -> dict[str, str]:
     """What SGLang on a GPU is given beside the operator's environment. Its caches stay: they are dear."""
-    return dict(_CRASH)
+    return _without_dumps()
+
+
+def _without_dumps() -> dict[str, str]:
+    """A child's death ends the engine in a second, not after 5 s of sleep and 60 s for a core dump."""
+    return {name: os.environ.get(name, "0") for name in _DUMPS}
 
 
 class Generation(NamedTuple):
