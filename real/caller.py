@@ -238,8 +238,9 @@ class Caller:
 
     def _translated(self, handle: RealHandle, method: str, error: RayError) -> SeatrialError:
         """Ray's error for a call whose answer did not come, as ours."""
-        if isinstance(error, ActorDiedError):
+        if isinstance(error, ActorDiedError) and handle not in self._dead:
             self.bury(handle)
+            self._log.emit("actor.death_noticed", target=handle.name, target_inc=handle.incarnation)
         if isinstance(error, RayActorError):
             # ActorUnavailableError as well: the connection broke, and nobody knows what became of the call.
             return died(handle, method, Outcome.UNKNOWN)

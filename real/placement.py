@@ -60,6 +60,7 @@ class RayPlacementGroups:
 
     async def remove(self, group_id: str) -> None:
         group = self.group(group_id)
+        self._log.emit("placement.removal_asked", group=group_id, by=self._log.actor)
         for fault in self._log.faults.active("removal_fails"):
             late_s = fault.params.get("late_s")
             what = "remove_fails" if late_s is None else "remove_late"
@@ -135,6 +136,13 @@ def _ask(bundles: tuple[tuple[tuple[str, float], ...], ...], strategy: str, name
     group = placement_group([dict(bundle) for bundle in bundles], strategy=strategy, name=name, lifetime="detached")
     group_id: str = group.id.hex()
     return group_id
+
+
+def groups_of(run: str) -> list[tuple[str, str]]:
+    """(name, state) of the groups of a run that are not REMOVED."""
+    rows = placement_group_table().values()
+    named = ((row["name"].removeprefix(f"{run}/"), row["state"]) for row in rows if row["name"].startswith(f"{run}/"))
+    return sorted(group for group in named if group[1] != "REMOVED")
 
 
 def remove_groups_of(run: str) -> None:
