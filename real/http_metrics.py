@@ -19,7 +19,7 @@ _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0,
 
 
 class Seen:
-    """One request under way. ``status`` is set with its answer."""
+    """One request under way. ``status`` is set when its answer has been given."""
 
     __slots__ = ("status",)
 
@@ -38,7 +38,10 @@ class HttpMetrics:
         self._paths = frozenset(paths)
         self._registry = CollectorRegistry()
         self._requests = Counter(
-            "seatrial_http_requests", "Requests answered.", ("route", "status"), registry=self._registry
+            "seatrial_http_requests",
+            "Requests by status: 499 the client left, 5xx also of a stream that broke.",
+            ("route", "status"),
+            registry=self._registry,
         )
         self._open = Gauge("seatrial_http_open_requests", "Requests under way.", ("route",), registry=self._registry)
         self._seconds = Histogram(

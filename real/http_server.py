@@ -114,8 +114,9 @@ class HttpServer:
             with self._metrics.request(raw.path) as seen:
                 answer = await self._answer(raw)
                 if isinstance(answer, HttpStream):
-                    seen.status = 200
-                    return await _send_stream(raw, answer)
+                    response = await _send_stream(raw, answer)
+                    seen.status = answer.status
+                    return response
                 seen.status = answer.status
                 return _whole(answer)
         finally:

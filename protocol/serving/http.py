@@ -49,11 +49,13 @@ class HttpAnswer:
     headers: tuple[tuple[str, str], ...] = ()
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(slots=True)
 class HttpStream:
-    """A streamed answer with status 200: the data of each server-sent event. Whoever reads it closes ``events``."""
+    """A streamed answer: the data of each server-sent event. Whoever reads it closes ``events``."""
 
     events: AsyncGenerator[str, None]
+    status: int = 200
+    """As sent, 200; once the events have ended in an error event, the status that it would have been."""
 
 
 Handler = Callable[[HttpRequest], Awaitable[HttpAnswer | HttpStream]]
@@ -145,10 +147,12 @@ class Routes:
         except BaseException:
             await stream.events.aclose()
             raise
-        return HttpStream(_relayed(first, stream.events))
+        begun = HttpStream(stream.events)
+        begun.events = _relayed(first, stream.events, begun)
+        return begun
 
 
-async def _relayed(first: str, events: AsyncGenerator[str, None]) -> AsyncGenerator[str, None]:
+async def _relayed(first: str, events: AsyncGenerator[str, None], stream: HttpStream) -> AsyncGenerator[str, None]:
     """The events of a stream; one that breaks ends with an error event and no ``[DONE]``, never in silence."""
     async with contextlib.aclosing(events):
         try:
@@ -156,7 +160,8 @@ async def _relayed(first: str, events: AsyncGenerator[str, None]) -> AsyncGenera
             async for event in events:
                 yield event
         except Exception as error:
-            yield _body(error, status_of(error))
+            stream.status = status_of(error)
+            yield _body(error, stream.status)
 
 
 def json_object(request: HttpRequest) -> dict[str, Any]:

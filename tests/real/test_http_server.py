@@ -90,6 +90,14 @@ class Served:
         async with self.session.post(self.url(path), data=data, **more) as answer:
             return answer.status, await answer.text()
 
+    async def counts(self) -> dict[tuple[str, str], float]:
+        """Requests by (route, status), without those for this page."""
+        async with self.session.get(self.url("/metrics")) as answer:
+            families = {family.name: family for family in text_string_to_metric_families(await answer.text())}
+        samples = families["seatrial_http_requests"].samples
+        found = {(s.labels["route"], s.labels["status"]): s.value for s in samples}
+        return {key: value for key, value in found.items() if key[0] != "/metrics"}
+
 
 @contextlib.asynccontextmanager
 async def served(**settings: Any) -> AsyncIterator[Served]:
@@ -250,6 +258,7 @@ def test_a_broken_stream_ends_with_an_error_event() -> None:
             assert status == 200 and len(events) == 2
             error = json.loads(events[1].removeprefix("data: "))["error"]
             assert (error["type"], error["code"], error["outcome"]) == ("ConnectionLost", 502, "unknown")
+            assert await it.counts() == {("/stream", "502"): 1}, "though its head said 200"
 
     asyncio.run(body())
 
@@ -265,6 +274,7 @@ def test_a_client_that_goes_away_cancels_what_it_asked_for(path: str) -> None:
             await until(lambda: it.handlers.seen)
             writer.close()
             await until(lambda: it.handlers.cancelled + it.handlers.closed == 1)
+            assert await it.counts() == {(path, "499"): 1}
 
     asyncio.run(body())
 
