@@ -45,6 +45,7 @@ class ScaleOperator:
         self._initial = initial
         self._default_timeout_s = default_timeout_s
         self._latest: dict[Direction, str] = {}
+        self._admitted: dict[str, Direction] = {}
 
     # --- verbs ---
 
@@ -63,6 +64,7 @@ class ScaleOperator:
         if not isinstance(operation, str):
             return
         self._latest[direction] = operation
+        self._admitted[operation] = direction
         budget_s = self._default_timeout_s if params.timeout_s is None else params.timeout_s
         ends = _now() + budget_s + _AFTER_DEADLINE_S
         while _now() < ends:
@@ -95,7 +97,10 @@ class ScaleOperator:
     # --- what is seen ---
 
     async def snapshot(self, when: str) -> None:
-        """Record what there is of the service: ``deployed`` or ``final``."""
+        """Record what there is of the service: ``deployed`` or ``final``. Then every operation is asked for again."""
+        if when == "final":
+            for operation, direction in self._admitted.items():
+                await self._ask("status", direction, operation)
         reply = await self._quietly(self._api, "engines")
         routed = await self._quietly(self._api, "routable")
         body = {} if reply is None else reply.body

@@ -16,6 +16,18 @@ from analysis.checks.ledger import Ledger
 from analysis.checks.processes import EveryWaitEnds, NoCrash, NoUseAfterDeath
 from analysis.checks.requests import AnswerIsTheEngines, Converges, NothingLost, NothingTwice, UnexplainedFailures
 from analysis.checks.run import FaultsHit, NoAnomalies, NoLeaks, RunFinished
+from analysis.checks.scaling import (
+    CleanMeansClean,
+    GroupsReleasedOnce,
+    NeverAboveTarget,
+    OneOperationAtATime,
+    OperationsEnd,
+    ProtectedAlive,
+    RanksAreNotReused,
+    RemovedWhileIdle,
+    SameKeySameOperation,
+    VictimStaysOut,
+)
 
 INVARIANTS: tuple[type[Check], ...] = (
     RunFinished,
@@ -36,6 +48,16 @@ INVARIANTS: tuple[type[Check], ...] = (
     FaultsHit,
     NoAnomalies,
     NoLeaks,
+    ProtectedAlive,
+    RemovedWhileIdle,
+    VictimStaysOut,
+    GroupsReleasedOnce,
+    RanksAreNotReused,
+    NeverAboveTarget,
+    CleanMeansClean,
+    OneOperationAtATime,
+    SameKeySameOperation,
+    OperationsEnd,
     GatewayCounts,
 )
 

@@ -40,7 +40,7 @@ class Criterion(Check, Generic[P]):
 
 def _as_in_yaml(value: object) -> str:
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{key}: {_as_in_yaml(one)}" for key, one in value.items()) + "}"
+        return "{" + ", ".join(f"{key}: {_as_in_yaml(value[key])}" for key in sorted(value)) + "}"
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 

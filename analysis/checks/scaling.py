@@ -1,0 +1,525 @@
+"""Scaling: who owns what, who may be removed, and what an operator may rely on (scaling.md 1 to 5).
+
+Computed from what the world and the operators saw. Only ``victim_stays_out`` takes the identity of a victim from a
+claim (``scale.drain``): nobody else knows who drains; that it got work all the same, the engine says.
+"""
+
+from __future__ import annotations
+
+from analysis.checks.base import Check, Handler, shown
+from analysis.checks.ledger import Ledger, Process
+from analysis.checks.scaling_views import DRIVER, TERMINAL, Groups, Operators
+from protocol.evidence import Event
+
+_DAY_NS = 24 * 3600 * 10**9
+_CLOSE_NS = 5 * 10**9  # from the choice of a victim until its gateway must have closed it
+_SUBMISSIONS = ("scale_out", "scale_in")
+
+
+class _PlacementCheck(Check):
+    """Base of the checks on placement groups: its own handlers run before the groups change."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        super().__init__(ledger)
+        self.groups = Groups(ledger)
+        self._own: dict[str, Handler] = {}
+
+    def own(self) -> dict[str, Handler]:
+        raise NotImplementedError
+
+    def handlers(self) -> dict[str, Handler]:
+        self._own = self.own()
+        return dict.fromkeys((*self.groups.see, *self._own), self._on_event)
+
+    def _on_event(self, event: Event) -> None:
+        handler = self._own.get(event.kind)
+        if handler is not None:
+            handler(event)
+        see = self.groups.see.get(event.kind)
+        if see is not None:
+            see(event)
+
+
+class RemovedWhileIdle(_PlacementCheck):
+    """No component ends a replica while a request that its client waits for runs on it."""
+
+    name = "removed_while_idle"
+    expected = "replicas that are removed run nothing"
+    needs = ("placement.removal_asked",)
+
+    def __init__(self, ledger: Ledger) -> None:
+        super().__init__(ledger)
+        self._grace_ns = round(ledger.preregistered.shadow_s * 1e9)
+
+    def own(self) -> dict[str, Handler]:
+        return {"actor.died": self._on_died}
+
+    def _on_died(self, event: Event) -> None:
+        groups = self.groups
+        if event.actor not in groups.of_replica or groups.final or not groups.is_component_kill(event):
+            return
+        self.judged += 1
+        if groups.ill(event, self._grace_ns):
+            return  # recovery replaces a replica that does not answer, whatever it runs
+        process = (event.actor, event.inc)
+        for name, request in self.ledger.requests.items():
+            run = request.runs[-1] if request.runs else None
+            if run is not None and run.engine == process and not run.finished_seq and not request.done_seq:
+                self.violation(
+                    f"{event.actor}/{event.inc} was ended while it ran request {name}", run.accepted_seq, event.seq
+                )
+
+    def observed(self) -> str:
+        return f"{self.judged} replicas removed, {self.violations} requests cut off"
+
+
+class GroupsReleasedOnce(_PlacementCheck):
+    """The removal of a placement group is asked for once, newest group first, and in the end nothing is left over."""
+
+    name = "groups_released_once"
+    expected = "one removal a group, newest first; no group without a replica that serves"
+    needs = ("placement.removal_asked", "placement.entered")
+
+    def own(self) -> dict[str, Handler]:
+        return {"placement.removal_asked": self._on_removal, "scale.snapshot": self._on_snapshot}
+
+    def _on_removal(self, event: Event) -> None:
+        group = self.groups.all.get(event.data["group"])
+        if group is None or event.data["by"] == DRIVER:
+            return
+        self.judged += 1
+        if group.asked_seq:
+            self.violation(f"the removal of group {group.id} was asked for twice", group.asked_seq, event.seq)
+            return
+        for other in reversed(self.groups.all.values()):
+            if other is group:
+                return
+            if other.owner == group.owner and not other.asked_seq and other.state != "REMOVED":
+                self.violation(
+                    f"group {group.id} is removed before {other.id}, which is newer", other.made_seq, event.seq
+                )
+                return
+
+    def _on_snapshot(self, event: Event) -> None:
+        if event.data["when"] != "final":
+            return
+        routable = event.data["routable"]
+        for group in self.groups.open():
+            self.judged += 1
+            replica = group.replica
+            if replica is None or not (self.groups.is_alive(replica) or self.groups.died_of_fault(replica)):
+                self.violation(f"group {group.id} is {group.state} and holds no replica", group.made_seq, event.seq)
+            elif self.groups.is_alive(replica) and replica[0] not in routable:
+                self.violation(
+                    f"{replica[0]} in group {group.id} is alive and nobody routes to it", group.made_seq, event.seq
+                )
+
+    def observed(self) -> str:
+        return f"{len(self.groups.all)} groups, {self.violations} released wrongly or left"
+
+
+class RanksAreNotReused(_PlacementCheck):
+    """A replica that was scaled out starts in its own placement group only, and never again once that is REMOVED."""
+
+    name = "ranks_are_not_reused"
+    expected = "no replica of a removed group starts again, none outside of its group"
+    needs = ("placement.entered",)
+
+    def __init__(self, ledger: Ledger) -> None:
+        super().__init__(ledger)
+        self._entering: Process | None = None
+
+    def own(self) -> dict[str, Handler]:
+        return {"placement.entered": self._on_entered, "actor.spawned": self._on_spawned}
+
+    def _on_entered(self, event: Event) -> None:
+        name = event.data["process"]
+        self.judged += 1
+        self._entering = (name, event.data["process_inc"])
+        old = self.groups.of_replica.get(name)
+        if old is not None and old.id != event.data["group"]:
+            self.violation(f"{name} had group {old.id} and starts in {event.data['group']}", old.made_seq, event.seq)
+
+    def _on_spawned(self, event: Event) -> None:
+        group = self.groups.of_replica.get(event.actor)
+        entered, self._entering = self._entering, None
+        if group is None or event.data["role"] != "engine":
+            return
+        self.judged += 1
+        if group.state == "REMOVED" or entered != (event.actor, event.inc):
+            self.violation(
+                f"{event.actor}/{event.inc} starts again outside of its group {group.id}, which is {group.state}",
+                group.made_seq,
+                event.seq,
+            )
+
+    def observed(self) -> str:
+        return f"{self.judged} starts, {self.violations} of a rank that was over"
+
+
+class ProtectedAlive(_PlacementCheck):
+    """The replicas of the deployment stay: no component ends one that is well, and all of them serve in the end."""
+
+    name = "protected_alive"
+    expected = "every initial replica serves at the end, and none that was well was ended"
+    needs = ("scale.snapshot",)
+
+    def __init__(self, ledger: Ledger) -> None:
+        super().__init__(ledger)
+        self._initial: dict[str, int] = {}  # name -> seq of the snapshot
+        self._grace_ns = round(ledger.preregistered.shadow_s * 1e9)
+
+    def own(self) -> dict[str, Handler]:
+        return {"scale.snapshot": self._on_snapshot, "actor.died": self._on_died}
+
+    def _on_snapshot(self, event: Event) -> None:
+        data = event.data
+        if data["when"] == "deployed":
+            self._initial.update(dict.fromkeys(data["initial"], event.seq))
+            return
+        for name in data["initial"]:
+            self.judged += 1
+            if name not in data["routable"]:
+                self.violation(f"initial replica {name} does not serve any more", self._initial.get(name, 0), event.seq)
+
+    def _on_died(self, event: Event) -> None:
+        groups = self.groups
+        if event.actor not in self._initial or groups.final or not groups.is_component_kill(event):
+            return
+        self.judged += 1
+        if not groups.ill(event, self._grace_ns):
+            self.violation(f"initial replica {event.actor}/{event.inc} was ended while it was well", event.seq)
+
+    def conclude(self) -> None:
+        if self._initial and not self.groups.final and self.ledger.finished is not None:
+            self.doubt("nobody looked at the service at its end")
+
+    def observed(self) -> str:
+        return f"{len(self._initial)} initial replicas, {self.violations} lost"
+
+
+class CleanMeansClean(_PlacementCheck):
+    """What an operator is told to be done and clean is so, and stays so until somebody asks for something.
+
+    When nothing else is open: every placement group that is not REMOVED holds a replica that serves, capacity is the
+    number of replicas, and nothing is created any more (scaling.md 2.5 to 2.7).
+    """
+
+    name = "clean_means_clean"
+    expected = "terminal and clean: each group holds a replica, capacity is true, nothing goes on"
+    needs = ("scale.answered",)
+
+    def __init__(self, ledger: Ledger) -> None:
+        super().__init__(ledger)
+        self._operators = Operators()
+        self._initial: dict[str, int] = {}
+        self._quiet_since: Event | None = None
+        self._faults = False
+
+    def own(self) -> dict[str, Handler]:
+        return {
+            "scale.asked": self._on_asked,
+            "scale.answered": self._on_answered,
+            "scale.snapshot": self._on_snapshot,
+            "placement.state": self._on_state,
+            "fault.injected": self._on_fault,
+        }
+
+    def _on_fault(self, event: Event) -> None:
+        self._faults = True
+
+    def _on_snapshot(self, event: Event) -> None:
+        self._initial[event.data["service"]] = len(event.data["initial"])
+        if event.data["when"] == "final":
+            self._quiet_since = None
+
+    def _on_asked(self, event: Event) -> None:
+        self._operators.on_asked(event)
+        if event.data["route"] in _SUBMISSIONS:
+            self._quiet_since = None
+
+    def _on_answered(self, event: Event) -> None:
+        asked = self._operators.on_answered(event)
+        data = event.data
+        if asked is None or asked.data["route"] != "status" or data["state"] not in TERMINAL:
+            return
+        initial = self._initial.get(asked.data["service"], 0)
+        if data["current"] is not None and data["current"] < initial:
+            self.judged += 1
+            self.violation(
+                f"{data['operation']} ended with {data['current']} replicas in all; {initial} are protected", event.seq
+            )
+        if data["cleanup"] != "false" or self.groups.final or not self._operators.quiet():
+            return
+        self.judged += 1
+        self._quiet_since = event
+        for group in self.groups.open():
+            alive = self.groups.is_alive(group.replica) or self.groups.died_of_fault(group.replica)
+            if not alive:
+                self.violation(
+                    f"{data['operation']} is {data['state']} and clean, and group {group.id} is {group.state} without "
+                    "a replica",
+                    group.made_seq,
+                    event.seq,
+                )
+        expected = sum(self._initial.values()) + len(self.groups.open())
+        if len(self._initial) == 1 and not self._faults and data["current"] not in (None, expected):
+            # Older operations show the capacity of their own end; the latest one shows the present.
+            latest = max(self._operators.operations.values(), key=lambda seen: seen.admitted_seq)
+            if latest.id == data["operation"]:
+                self.violation(
+                    f"{data['operation']} says {data['current']} replicas in all, there are {expected}", event.seq
+                )
+
+    def _on_state(self, event: Event) -> None:
+        if self._quiet_since is not None and event.data["state"] != "REMOVED" and event.data["owner"] != DRIVER:
+            self.violation(
+                f"group {event.data['group']} became {event.data['state']} though every operation was over and clean",
+                self._quiet_since.seq,
+                event.seq,
+            )
+
+    def observed(self) -> str:
+        return f"{self.judged} answers judged, {self.violations} untrue"
+
+
+class NeverAboveTarget(_PlacementCheck):
+    """There are never more replicas than the largest total that anybody asked for."""
+
+    name = "never_above_target"
+    expected = "initial replicas and placement groups never exceed the largest target"
+    needs = ("scale.asked",)
+
+    def __init__(self, ledger: Ledger) -> None:
+        super().__init__(ledger)
+        self._initial: dict[str, int] = {}
+        self._most: dict[str, int] = {}
+        self._asked_seq = 0
+
+    def own(self) -> dict[str, Handler]:
+        return {"scale.snapshot": self._on_snapshot, "scale.asked": self._on_asked, "placement.state": self._on_state}
+
+    def _on_snapshot(self, event: Event) -> None:
+        self._initial[event.data["service"]] = len(event.data["initial"])
+
+    def _on_asked(self, event: Event) -> None:
+        if event.data["route"] == "scale_out" and event.data["target"] is not None:
+            service = event.data["service"]
+            self._most[service] = max(self._most.get(service, 0), event.data["target"])
+            self._asked_seq = event.seq
+
+    def _on_state(self, event: Event) -> None:
+        if event.data["state"] != "CREATED":
+            return
+        self.judged += 1
+        created = sum(group.state == "CREATED" for group in self.groups.open()) + 1
+        initial = sum(self._initial.values())
+        most = sum(max(self._most.get(service, 0), count) for service, count in self._initial.items())
+        if self._initial and initial + created > most:
+            self.violation(
+                f"{initial} initial replicas and {created} placement groups; nobody asked for more than {most}",
+                self._asked_seq,
+                event.seq,
+            )
+
+    def observed(self) -> str:
+        return f"{self.judged} placement groups made, {self.violations} too many"
+
+
+class OneOperationAtATime(Check):
+    """No operation is admitted while another one of the service is not terminal, or not clean (scaling.md 1.8)."""
+
+    name = "one_operation_at_a_time"
+    expected = "each operation admitted finds all earlier ones terminal and clean"
+    needs = ("scale.answered",)
+
+    def __init__(self, ledger: Ledger) -> None:
+        super().__init__(ledger)
+        self._operators = Operators()
+        self._overlaps: dict[str, list[tuple[str, int]]] = {}  # earlier -> (admitted meanwhile, seq of its answer)
+
+    def handlers(self) -> dict[str, Handler]:
+        return {"scale.asked": self._operators.on_asked, "scale.answered": self._on_answered}
+
+    def _on_answered(self, event: Event) -> None:
+        operators, data = self._operators, event.data
+        is_new = data["operation"] not in operators.operations
+        asked = operators.on_answered(event)
+        if asked is None or data["status"] != 200:
+            return
+        if asked.data["route"] in _SUBMISSIONS:
+            if data["operation"] and is_new:
+                self.judged += 1
+                for seen in operators.operations.values():
+                    if seen.service == asked.data["service"] and not seen.resolved and seen.id != data["operation"]:
+                        self._overlaps.setdefault(seen.id, []).append((data["operation"], event.seq))
+            return
+        open_still = data["state"] not in TERMINAL or data["cleanup"] == "true"
+        for other, admitted_seq in self._overlaps.pop(asked.data["operation"], ()):
+            # Asked after the other one was admitted and open even then, so it was open when that was admitted.
+            if asked.seq > admitted_seq and open_still:
+                self.violation(
+                    f"{other} was admitted while {asked.data['operation']} was {data['state']}"
+                    + (" and not cleaned up" if data["state"] in TERMINAL else ""),
+                    admitted_seq,
+                    event.seq,
+                )
+            elif asked.seq < admitted_seq:
+                self._overlaps.setdefault(asked.data["operation"], []).append((other, admitted_seq))
+
+    def observed(self) -> str:
+        return f"{self.judged} operations admitted, {self.violations} beside another"
+
+
+class SameKeySameOperation(Check):
+    """One idempotency key stands for one request and one answer for 24 h: the same operation, or the same no-op."""
+
+    name = "same_key_same_operation"
+    expected = "the same key and request: the same operation or no-op; another request: 409"
+    needs = ("scale.answered",)
+
+    def __init__(self, ledger: Ledger) -> None:
+        super().__init__(ledger)
+        self._operators = Operators()
+        self._answers: dict[tuple[str, str, str], tuple[Event, Event]] = {}
+
+    def handlers(self) -> dict[str, Handler]:
+        return {"scale.asked": self._operators.on_asked, "scale.answered": self._on_answered}
+
+    def _on_answered(self, event: Event) -> None:
+        asked = self._operators.on_answered(event)
+        if asked is None or asked.data["route"] not in _SUBMISSIONS or asked.data["key"] is None:
+            return
+        key = (asked.data["service"], asked.data["direction"], asked.data["key"])
+        if event.data["status"] != 200:
+            return
+        self.judged += 1
+        first = self._answers.get(key)
+        if first is None or asked.t_ns - first[0].t_ns >= _DAY_NS:
+            self._answers[key] = (asked, event)
+            return
+        was_asked, was_answered = first
+        if _request(asked) != _request(was_asked):
+            if asked.seq > was_answered.seq:
+                self.violation(
+                    f"key {key[2]!r} was used for {_request(was_asked)} and answered for {_request(asked)} as well",
+                    was_answered.seq,
+                    event.seq,
+                )
+        elif event.data["operation"] != was_answered.data["operation"]:
+            self.violation(
+                f"key {key[2]!r} got {was_answered.data['operation'] or 'a no-op'} and then "
+                f"{event.data['operation'] or 'a no-op'}",
+                was_answered.seq,
+                event.seq,
+            )
+        elif not event.data["operation"] and _numbers(event) != _numbers(was_answered):
+            self.violation(
+                f"the no-op of key {key[2]!r} was {shown(_numbers(was_answered))} and then {shown(_numbers(event))}",
+                was_answered.seq,
+                event.seq,
+            )
+
+    def observed(self) -> str:
+        return f"{self.judged} answers with a key, {self.violations} not as before"
+
+
+def _request(asked: Event) -> tuple[object, object]:
+    return asked.data["target"], asked.data["timeout_s"]
+
+
+def _numbers(answered: Event) -> tuple[object, object]:
+    return answered.data["current"], answered.data["ready"]
+
+
+class OperationsEnd(Check):
+    """Every operation that was admitted is terminal by the end, and a terminal state is never changed.
+
+    The cleanup flag may drop from true to false; it never rises (scaling.md 1.5, 2.3).
+    """
+
+    name = "operations_end"
+    expected = "each operation admitted ends, once"
+    needs = ("scale.answered",)
+
+    def __init__(self, ledger: Ledger) -> None:
+        super().__init__(ledger)
+        self._operators = Operators()
+
+    def handlers(self) -> dict[str, Handler]:
+        return {"scale.asked": self._operators.on_asked, "scale.answered": self._on_answered}
+
+    def _on_answered(self, event: Event) -> None:
+        asked = self._operators.asked.get(event.data["ask"])
+        before = None if asked is None else self._operators.operations.get(asked.data["operation"])
+        if asked is not None and before is not None and event.data["status"] == 200:
+            changed = before.terminal and event.data["state"] != before.state
+            rose = before.resolved and event.data["cleanup"] == "true"
+            if asked.seq > before.last_seq and (changed or rose):
+                self.violation(
+                    f"{before.id} was {before.state} and is {event.data['state']}"
+                    + (" and not clean any more" if rose else ""),
+                    before.last_seq,
+                    event.seq,
+                )
+        elif asked is not None and before is not None and event.data["status"] == 404:
+            self.violation(f"{before.id} was admitted and is not known any more", before.admitted_seq, event.seq)
+        self._operators.on_answered(event)
+
+    def conclude(self) -> None:
+        for seen in self._operators.operations.values():
+            self.judged += 1
+            if seen.terminal:
+                continue
+            text = f"{seen.id} was admitted and is {seen.state} where the evidence ends"
+            if self.ledger.finished is None:
+                self.doubt(text, seen.admitted_seq)
+            else:
+                self.violation(text, seen.admitted_seq, seen.last_seq)
+
+    def observed(self) -> str:
+        return f"{self.judged} operations admitted, {self.violations} without one end"
+
+
+class VictimStaysOut(Check):
+    """A replica in drain gets no request any more, soon after it was chosen and until it is gone (scaling.md 5.2)."""
+
+    name = "victim_stays_out"
+    expected = f"no request reaches a victim later than {_CLOSE_NS // 10**9} s after it was chosen"
+    needs = ("scale.drain",)
+
+    def __init__(self, ledger: Ledger) -> None:
+        super().__init__(ledger)
+        self._chosen: dict[Process, Event] = {}
+        self._grace_ns = round(ledger.preregistered.shadow_s * 1e9)
+
+    def handlers(self) -> dict[str, Handler]:
+        return {"scale.drain": self._on_drain, "engine.accepted": self._on_accepted, "actor.died": self._on_died}
+
+    def _on_drain(self, event: Event) -> None:
+        if event.data["what"] == "chosen":
+            self.judged += 1
+            self._chosen.setdefault((event.data["replica"], event.data["replica_inc"]), event)
+
+    def _on_accepted(self, event: Event) -> None:
+        if not self._chosen:
+            return
+        chosen = self._chosen.get((event.actor, event.inc))
+        if chosen is None or event.t_ns <= chosen.t_ns + _CLOSE_NS + self.ledger.order.clock_error_ns:
+            return
+        request = self.ledger.requests.get(event.data["request"])
+        if request is None or request.sent_ns <= chosen.t_ns + _CLOSE_NS:
+            return  # no client's, or one that was on its way then
+        if self.ledger.shadow.explain(chosen.t_ns, event.t_ns, self._grace_ns) is None:
+            self.violation(
+                f"{event.actor}/{event.inc} was put in drain and got request {event.data['request']} "
+                f"{(event.t_ns - chosen.t_ns) / 1e9:.1f} s later",
+                chosen.seq,
+                event.seq,
+            )
+
+    def _on_died(self, event: Event) -> None:
+        self._chosen.pop((event.actor, event.inc), None)
+
+    def observed(self) -> str:
+        return f"{self.judged} victims, {self.violations} requests to one"
