@@ -60,8 +60,6 @@ def environment(run: str, folder: str) -> dict[str, str]:
         "RAY_TMPDIR": folder,
         "RAY_AUTH_MODE": "disabled",  # else Ray writes a token file under the home folder
         "RAY_USAGE_STATS_ENABLED": "0",
-        "RAY_BACKEND_LOG_LEVEL": "error",  # else its daemons' words end up on this terminal
-        "RAY_DEDUP_LOGS": "0",
         "SPT_NOENV": "1",  # a title that overwrites the environment would hide the mark
     }
 
@@ -101,8 +99,11 @@ class LocalCluster:
         except Exception as error:  # whatever Ray raises: none of it is a bug of the caller's
             raise ClusterFailed(f"Ray did not start: {type(error).__name__}: {error}") from error
 
-    def lose(self, name: str) -> list[int]:
-        """SIGKILL a node: its raylet and every process below it. Returns their pids. The head cannot be lost.
+    def node_names(self) -> tuple[str, ...]:
+        return tuple(f"node-{number}" for number in range(len(self._gpus)))
+
+    def lose(self, name: str) -> None:
+        """SIGKILL a node: its raylet and every process below it. The head cannot be lost.
 
         Raises:
             ClusterFailed: the head, or no such node.
@@ -122,7 +123,6 @@ class LocalCluster:
             lost |= set(living)
         self._cluster.worker_nodes.discard(node)
         _reap(node)
-        return sorted(lost)
 
     def restore(self, name: str) -> None:
         """Start a lost node again, empty, under the name that it had. Blocks until it is there, a second or two."""

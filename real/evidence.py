@@ -85,7 +85,7 @@ class ProcessLog:
     def emit_for(self, actor: str, incarnation: int, number: int, kind: str, /, **fields: Any) -> None:
         """Write an event of another process that it cannot write itself. ``number``: unique in the run."""
         self.lc += 1
-        event = Event(0, self._now(), kind, actor, incarnation, OBSERVED + number, self.lc, self.latest, fields)
+        event = Event(0, self.now_ns(), kind, actor, incarnation, OBSERVED + number, self.lc, self.latest, fields)
         self._append(event)
         self._show(event)
 
@@ -94,7 +94,7 @@ class ProcessLog:
         os.close(self._file)
 
     def _write(self, kind: str, cause: str | None, fields: dict[str, Any]) -> str:
-        event = Event(0, self._now(), kind, self.actor, self.incarnation, self.n + 1, self.lc + 1, cause, fields)
+        event = Event(0, self.now_ns(), kind, self.actor, self.incarnation, self.n + 1, self.lc + 1, cause, fields)
         self._append(event)
         self.n += 1
         self.lc += 1
@@ -116,5 +116,6 @@ class ProcessLog:
     def _append(self, event: Event) -> None:
         os.write(self._file, encode(event).encode())
 
-    def _now(self) -> int:
+    def now_ns(self) -> int:
+        """The time of the run."""
         return time.monotonic_ns() - self._started_ns

@@ -28,8 +28,8 @@ class RunConfig:
     """What every process of a run knows.
 
     ``folder`` takes its evidence; ``started_ns`` is the driver's ``CLOCK_MONOTONIC`` at its start. ``nodes``: names of
-    the nodes that it began with. ``clock_offsets_ns``: node name to how far its machine's clock is ahead of the driver's,
-    where that is another machine; ``clock_error_ns`` bounds the difference of any two that is left then.
+    the nodes that it began with. ``clock_offsets_ns``: node name to how far its machine's clock is ahead of the
+    driver's, where that is another machine; ``clock_error_ns`` bounds the difference of any two that is left then.
     """
 
     run: str

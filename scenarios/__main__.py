@@ -10,7 +10,7 @@ import pathlib
 import signal
 import sys
 import warnings
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 
@@ -92,6 +92,12 @@ def schema() -> None:
 @_JSON
 @click.option("--no-report", is_flag=True, help="Leave out report.html and trace.json.")
 @click.option("--explore", is_flag=True, help="Draw orders and delays from the seed, as a sweep does.")
+@click.option(
+    "--engine", type=click.Choice(["emulated", "sglang-cpu", "sglang"]), help="Real: kind of engines; default: by GPU."
+)
+@click.option("--engine-python", default="", metavar="PATH", help="Real: interpreter of the engines' environment.")
+@click.option("--real-model", default="", metavar="MODEL", help="Real: name or folder of SGLang's model.")
+@click.option("--ray", default="", metavar="ADDRESS", help="Real: host:port of a Ray cluster to use.")
 @_HANG
 def run(
     scenario: str,
@@ -102,13 +108,24 @@ def run(
     as_json: bool,
     no_report: bool,
     explore: bool,
+    engine: Any,
+    engine_python: str,
+    real_model: str,
+    ray: str,
     hang_after_s: float | None,
 ) -> None:
     """Run a scenario and judge it."""
     shell = Shell(as_json)
     checked = load(scenario, changes)
-    traces = preflight(checked, backend)
     seed = checked.model.seed if seed is None else seed
+    if backend == "real":
+        if explore or hang_after_s is not None:
+            raise BadInput("--explore and --hang-after go with --backend sim")
+        chosen = {"--engine": engine, "--engine-python": engine_python, "--real-model": real_model, "--ray": ray}
+        _run_for_real(shell, scenario, checked, seed, out, changes, chosen, not no_report)
+    if engine or engine_python or real_model or ray:
+        raise BadInput("--engine, --engine-python, --real-model and --ray go with --backend real")
+    traces = preflight(checked, backend)
     repeat = repeat_command(scenario, seed, changes, explore)
     out = default_directory(checked, backend, seed) if out is None else out
     with shell.running(checked.name, _expected_s(checked, traces)) as watch:
@@ -117,6 +134,29 @@ def run(
             out=out, repeat=repeat, explore=explore, report=not no_report, watch=watch, hang_after_s=hang_after_s,
         )  # fmt: skip
     shell.ran(checked, seed, ran, traces, repeat)
+    sys.exit(ran.verdict.exit_code)
+
+
+def _run_for_real(
+    shell: Shell,
+    name: str,
+    checked: Scenario,
+    seed: int,
+    out: pathlib.Path | None,
+    changes: tuple[str, ...],
+    chosen: dict[str, Any],
+    report: bool,
+) -> NoReturn:
+    from scenarios.real_preflight import RealOptions, plan
+    from scenarios.real_run import run_in_real
+
+    planned = plan(checked, RealOptions(*chosen.values()))
+    options = [word for option, value in chosen.items() if value for word in (option, value)]
+    repeat = repeat_command(name, seed, changes, False, "real", options)
+    out = default_directory(checked, "real", seed) if out is None else out
+    with shell.running_for_real(checked.name) as watch:
+        ran = run_in_real(planned, seed, out=out, repeat=repeat, report=report, watch=watch)
+    shell.ran_for_real(planned.scenario, seed, ran, planned.traces, repeat)
     sys.exit(ran.verdict.exit_code)
 
 

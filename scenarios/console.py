@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from time import monotonic  # bound here: inside a run the module's own is the simulated clock
 from typing import TYPE_CHECKING, Any
@@ -14,12 +14,15 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from analysis.checks.base import CheckResult
+from analysis.rundir import RunDir
 from analysis.verdict import Verdict
 from scenarios.load import Scenario
 from scenarios.runner import Ran, TraceFacts
 
 if TYPE_CHECKING:
-    from scenarios.sim_world import SimStage
+    from scenarios.real_run import RealRan
+    from scenarios.real_world import RealEnd, RealStage
+    from scenarios.sim_world import SimResult, SimStage
 
 _COLOURS = {"pass": "green", "fail": "bold red", "inconclusive": "yellow"}
 _LINE_EVERY_S = 10.0
@@ -87,6 +90,23 @@ class Shell:
 
         return watch
 
+    @contextmanager
+    def running_for_real(self, name: str) -> Iterator[Callable[[RealStage], None]]:
+        """Shows the progress of a real run, which starts with that of Ray: gives what ``run_in_real`` takes."""
+        if self.fancy and self.err.is_terminal:
+            with self.err.status(f"{name}: starting Ray") as status:
+                yield lambda stage: status.update(_progress(name, stage))
+            return
+        last = monotonic()
+
+        def watch(stage: RealStage) -> None:
+            nonlocal last
+            if monotonic() - last >= _LINE_EVERY_S:
+                last = monotonic()
+                self.note(_progress(name, stage))
+
+        yield watch
+
     # --- results ---
 
     def verdict(self, verdict: Verdict) -> None:
@@ -107,42 +127,79 @@ class Shell:
         self.out.print(table)
 
     def ran(self, scenario: Scenario, seed: int, ran: Ran, traces: list[TraceFacts], repeat: str) -> None:
-        """The end of ``run``."""
-        self.verdict(ran.verdict)
-        for line in ran.result.refused:
+        """The end of ``run`` in the simulated world."""
+        took = f"{ran.result.simulated_s:.1f} s simulated in {ran.wall_s:.1f} s"
+        self._ended(scenario, seed, ran.verdict, ran.result, ran.result.events, ran.directory, took, traces)
+        self.document(
+            {
+                **_document(scenario, "sim", seed, ran.verdict, ran.result, ran.result.events, ran.directory, repeat),
+                "simulated_s": ran.result.simulated_s,
+                "wall_s": round(ran.wall_s, 3),
+                "digest": ran.result.digest,
+                "traces": [vars(trace) for trace in traces],
+            }
+        )
+
+    def ran_for_real(self, scenario: Scenario, seed: int, ran: RealRan, traces: list[TraceFacts], repeat: str) -> None:
+        """The end of ``run`` in the real world."""
+        took = f"{ran.end.took_s:.1f} s of {ran.wall_s:.1f} s in all"
+        self._ended(scenario, seed, ran.verdict, ran.end, ran.events, ran.directory, took, traces)
+        for line in ran.left:
+            self.note(f"left behind: {line}")
+        self.document(
+            {
+                **_document(scenario, "real", seed, ran.verdict, ran.end, ran.events, ran.directory, repeat),
+                "run_s": round(ran.end.took_s, 3),
+                "wall_s": round(ran.wall_s, 3),
+                "left_behind": ran.left,
+                "traces": [vars(trace) for trace in traces],
+            }
+        )
+
+    def _ended(
+        self, scenario: Scenario, seed: int, verdict: Verdict, end: SimResult | RealEnd, events: int,
+        directory: RunDir | None, took: str, traces: list[TraceFacts],
+    ) -> None:  # fmt: skip
+        self.verdict(verdict)
+        for line in end.refused:
             self.say(f"not done: {line}")
         for trace in traces:
             if trace.zero_output:
                 self.say(f"{trace.file}: {trace.zero_output} rows without output tokens were passed over")
-        if ran.result.reason != "completed":
-            self.say(f"the run ended early ({ran.result.reason}): {ran.result.detail}")
-        where = "" if ran.directory is None else f", evidence in {ran.directory.path}"
-        self.say(
-            f"{ran.verdict.result.upper()}: {scenario.name}, seed {seed}: {ran.result.simulated_s:.1f} s simulated in "
-            f"{ran.wall_s:.1f} s, {ran.result.events} events{where}"
-        )
-        if ran.directory is not None and ran.verdict.result != "pass":
-            self.say(f"why: python -m analysis explain {ran.directory.path}")
-        self.document(
-            {
-                "scenario": scenario.name,
-                "backend": "sim",
-                "seed": seed,
-                "result": ran.verdict.result,
-                "exit_code": ran.verdict.exit_code,
-                "run_directory": None if ran.directory is None else str(ran.directory.path),
-                "reason": ran.result.reason,
-                "detail": ran.result.detail,
-                "events": ran.result.events,
-                "simulated_s": ran.result.simulated_s,
-                "wall_s": round(ran.wall_s, 3),
-                "digest": ran.result.digest,
-                "not_done": ran.result.refused,
-                "traces": [vars(trace) for trace in traces],
-                "checks": [row.as_json() for row in ran.verdict.checks],
-                "repeat": repeat,
-            }
-        )
+        if end.reason != "completed":
+            self.say(f"the run ended early ({end.reason}): {end.detail}")
+        where = "" if directory is None else f", evidence in {directory.path}"
+        self.say(f"{verdict.result.upper()}: {scenario.name}, seed {seed}: {took}, {events} events{where}")
+        if directory is not None and verdict.result != "pass":
+            self.say(f"why: python -m analysis explain {directory.path}")
+
+
+def _document(
+    scenario: Scenario, backend: str, seed: int, verdict: Verdict, end: SimResult | RealEnd, events: int,
+    directory: RunDir | None, repeat: str,
+) -> dict[str, Any]:  # fmt: skip
+    return {
+        "scenario": scenario.name,
+        "backend": backend,
+        "seed": seed,
+        "result": verdict.result,
+        "exit_code": verdict.exit_code,
+        "run_directory": None if directory is None else str(directory.path),
+        "reason": end.reason,
+        "detail": end.detail,
+        "events": events,
+        "not_done": end.refused,
+        "checks": [row.as_json() for row in verdict.checks],
+        "repeat": repeat,
+    }
+
+
+def _progress(name: str, stage: RealStage) -> str:
+    seen = stage.tail
+    return (
+        f"{name}: {stage.progress.phase}, {stage.seconds:.0f} s, {seen.sent} requests sent, {seen.done} ended, "
+        f"{seen.faults} faults, {seen.events} events"
+    )
 
 
 def _because(row: CheckResult) -> str:

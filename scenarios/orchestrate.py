@@ -99,6 +99,8 @@ async def conduct(
     await _until(lambda: _nothing_held(stage), limits.converge_within_s)
     stage.report_leaks(stage.held())
     await take_down(services.values(), clients)
+    # A real process takes a moment to die, and Ray another to notice.
+    await _until(lambda: _nothing_left(stage), limits.converge_within_s)
     stage.report_leaks(stage.left())
     return reports
 
@@ -113,6 +115,10 @@ async def _until(reached: Callable[[], Any], within_s: float) -> None:
 
 async def _nothing_held(stage: Stage) -> bool:
     return not stage.held()
+
+
+async def _nothing_left(stage: Stage) -> bool:
+    return not stage.left()
 
 
 async def _verb(name: str, parameters: Any, services: dict[str, Service]) -> None:

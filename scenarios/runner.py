@@ -69,18 +69,13 @@ def preregistered(scenario: Scenario) -> Preregistered:
 
 
 def preflight(scenario: Scenario, backend: Backend) -> list[TraceFacts]:
-    """Everything that can be found wrong before anything is started or written.
+    """Everything that can be found wrong with a scenario before anything is started or written.
+
+    What the real world needs beside that, ``scenarios.real_preflight`` looks for.
 
     Raises:
         BadInput: the backend cannot do it, an engine profile is unknown, or a trace has a bad row.
     """
-    if backend == "real":
-        real = scenario.model.real
-        wanted = "it has no 'real' block" if real is None else f"its engines are {real.engine} {real.model}".rstrip()
-        raise BadInput(
-            f"--backend real: {scenario.name} cannot run there ({wanted}): this version runs scenarios in the "
-            "simulated world only; use --backend sim"
-        )
     from sim.profiles import ProfileError, load_profile
 
     model = scenario.model
@@ -128,9 +123,11 @@ def look_through_traces(scenario: Scenario) -> list[TraceFacts]:
     return facts
 
 
-def repeat_command(name: str, seed: int, changes: Sequence[str], explore: bool) -> str:
-    """The command that repeats a run."""
-    words = ["python", "-m", "scenarios", "run", name, "--backend", "sim", "--seed", str(seed)]
+def repeat_command(
+    name: str, seed: int, changes: Sequence[str], explore: bool, backend: Backend = "sim", options: Sequence[str] = ()
+) -> str:
+    """The command that repeats a run. ``options``: those of the real world."""
+    words = ["python", "-m", "scenarios", "run", name, "--backend", backend, *options, "--seed", str(seed)]
     for change in changes:
         words += ["--set", change]
     if explore:
@@ -211,7 +208,7 @@ def run_in_sim(
     verdict = judge.verdict()
     if directory is not None and evidence is not None:
         try:
-            _conclude(directory, verdict, evidence.sha256, report)
+            conclude(directory, verdict, evidence.sha256, report)
         except (BadInput, OSError) as error:
             shutil.rmtree(directory.path)  # made here, and of no use without its end
             if isinstance(error, BadInput):
@@ -220,7 +217,8 @@ def run_in_sim(
     return Ran(verdict, result, directory, time.perf_counter() - begun)
 
 
-def _conclude(directory: RunDir, verdict: Verdict, events_sha256: str, report: bool) -> None:
+def conclude(directory: RunDir, verdict: Verdict, events_sha256: str, report: bool) -> None:
+    """Write what follows from a run's events: verdict, report and trace if wanted, the manifest last."""
     write_atomic(directory.verdict, to_json(verdict.as_json()))
     if report:
         from analysis.report import build_timeline, write_report
@@ -231,10 +229,10 @@ def _conclude(directory: RunDir, verdict: Verdict, events_sha256: str, report: b
     write_manifest(directory, {directory.events.name: events_sha256})
 
 
-def versions() -> dict[str, str]:
-    """What a bit-exact replay depends on."""
+def versions(*more: str) -> dict[str, str]:
+    """What a bit-exact replay depends on. ``more``: packages beside our own."""
     found = {"python": platform.python_version()}
-    for package in _PACKAGES:
+    for package in (*_PACKAGES, *more):
         try:
             found[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:

@@ -302,12 +302,32 @@ class WorkloadModel(SpecModel):
 # --- the whole ---
 
 
-class RealModel(SpecModel):
-    """What the real world needs beside the rest."""
+EngineKindName = Literal["sglang", "sglang-cpu", "emulated"]
 
-    engine: Literal["sglang", "emulated"] = "emulated"
+
+class RealModel(SpecModel):
+    """What the real world needs beside the rest. It may shrink counts, rates and durations, never the steps."""
+
+    engine: EngineKindName | None = None
+    """Kind of engine where the command names none; without it: ``sglang`` where a GPU is visible."""
     model: str = ""
     """Model name or path for SGLang."""
+    time_scale: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """The times of the steps (at_s, after_s, from_s, for_s) are multiplied by this."""
+    set: dict[EngineKindName, dict[str, Any]] = {}
+    """Kind of engine to keys that have another value there, written as for ``--set``: ``workload.for_s: 10``."""
+
+    @field_validator("set")
+    @classmethod
+    def _never_the_steps(cls, value: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+        for changes in value.values():
+            for key in changes:
+                if key.split(".")[0] in ("steps", "real", "name", "seed"):
+                    raise PydanticCustomError(
+                        "real_set", "{key} cannot be changed under 'set'; it may shrink the workload and the topology",
+                        {"key": repr(key)},
+                    )  # fmt: skip
+        return value
 
 
 class LimitsModel(SpecModel):

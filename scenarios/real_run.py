@@ -1,0 +1,256 @@
+"""Runs one scenario once in the real world: preregister, start the world, run, sweep, merge, judge.
+
+The clean-up is one path, whatever has happened: the warden (`real.warden`) ends every process of the run and removes
+its temporary folder. It is asked to at the end, and does so by itself when this process dies.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import pathlib
+import shutil
+import signal
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from analysis.errors import BadInput
+from analysis.rundir import RunDir, write_run_json
+from analysis.verdict import Judge, Verdict
+from analysis.writer import JsonlWriter
+from protocol.evidence import Event
+from scenarios.real_preflight import RealPlan
+from scenarios.real_world import RealEnd, RealStage
+from scenarios.runner import conclude, preregistered, versions
+
+if TYPE_CHECKING:
+    from real.cluster import LocalCluster
+    from real.merge import Merged
+
+_LOG_BYTES = 4_000_000  # of one log that is kept: its end
+_PACKAGES = ("protocol", "sim", "real", "scenarios", "analysis")
+
+
+@dataclasses.dataclass(frozen=True)
+class RealRan:
+    """A real run that has ended. ``left``: what the clean-up could not do, for people."""
+
+    verdict: Verdict
+    end: RealEnd
+    events: int
+    directory: RunDir
+    wall_s: float
+    left: list[str]
+
+
+def run_in_real(
+    plan: RealPlan,
+    seed: int,
+    *,
+    out: pathlib.Path,
+    repeat: str = "",
+    report: bool = True,
+    watch: Callable[[RealStage], None] | None = None,
+) -> RealRan:
+    """Run a planned scenario and judge what its processes have written.
+
+    Args:
+        plan: of ``scenarios.real_preflight.plan``.
+        seed: of the workload's draws and the injector's.
+        out: the run directory to make.
+        repeat: the command that repeats this run (not its timing: the world is real).
+        report: write report.html and trace.json too.
+        watch: called twice a second.
+
+    Raises:
+        BadInput: the folder exists or cannot be written, or Ray does not start; nothing is left then.
+    """
+    from real.cluster import ClusterFailed
+    from real.warden import Warden
+
+    begun = time.perf_counter()
+    scenario = plan.scenario
+    thresholds = preregistered(scenario)
+    directory = RunDir.create(out)
+    write_run_json(
+        directory,
+        scenario=scenario.name,
+        scenario_text=scenario.text,
+        seed=seed,
+        backend="real",
+        versions={**versions("ray", "aiohttp"), "engine": plan.engines.kind},
+        preregistered=thresholds,
+        repeat=repeat,
+    )
+    run = f"run-{time.time_ns():x}-{os.getpid()}"
+    folder = tempfile.mkdtemp(prefix="seatrial-")
+    warden = Warden(run, folder)
+    problems: list[str] = []
+    try:
+        with _environment(run, folder), _ray_talking_to(pathlib.Path(folder, "logs", "ray.log")):
+            end, problems = _live(plan, seed, run, folder, warden.sweep, watch)
+        merged = _merged(pathlib.Path(folder), end)
+        _keep_logs(pathlib.Path(folder), directory.path / "logs")
+    except ClusterFailed as error:
+        shutil.rmtree(directory.path)  # made here, and of no use without a run
+        raise BadInput(str(error)) from error
+    finally:
+        with _uninterrupted():
+            problems += warden.close()
+    judge = Judge(thresholds)
+    events = _finished(merged, end)
+    with JsonlWriter(directory.events) as evidence:
+        for event in events:
+            evidence.record(event)
+            judge.feed(event)
+    verdict = judge.verdict()
+    conclude(directory, verdict, evidence.sha256, report)
+    return RealRan(verdict, end, len(events), directory, time.perf_counter() - begun, problems)
+
+
+def _live(
+    plan: RealPlan, seed: int, run: str, folder: str, sweep: Callable[[], list[str]],
+    watch: Callable[[RealStage], None] | None,
+) -> tuple[RealEnd, list[str]]:  # fmt: skip
+    """From the start of Ray to the death of everything. Raises ClusterFailed."""
+    import ray
+
+    from real.cluster import ClusterFailed, LocalCluster, connect, nodes_problem
+
+    cluster: LocalCluster | None = None
+    try:
+        if plan.ray:
+            root = pathlib.Path(__file__).resolve().parent.parent
+            connect(plan.ray, run, [str(root / package) for package in _PACKAGES])
+            topology = plan.scenario.model.topology
+            if problem := nodes_problem(topology.nodes, topology.gpus_per_node):
+                raise ClusterFailed(f"--ray {plan.ray}: {problem}")
+        else:
+            cluster = LocalCluster(run, list(plan.gpus))
+            cluster.start()
+        engines = _with_model(plan, folder)
+        stage = RealStage(
+            plan.scenario, seed, run=run, folder=folder, engines=engines, machines=cluster, watch=watch
+        )  # fmt: skip
+        end = stage.run()
+    finally:
+        with _uninterrupted():
+            ray.shutdown()
+            problems = sweep()
+            if cluster is not None:
+                cluster.reap()
+    return end, problems
+
+
+def _with_model(plan: RealPlan, folder: str) -> Any:
+    """The engines' settings; the tiny model is made where SGLang has neither a model nor an export to begin with."""
+    settings = plan.engines
+    if settings.kind != "sglang-cpu" or settings.model:
+        return settings
+    from real import tiny_model
+
+    made = tiny_model.write(os.path.join(folder, "tiny-model"), "0")
+    return dataclasses.replace(settings, model=str(made))
+
+
+# --- what the run has written ---
+
+
+def _merged(folder: pathlib.Path, end: RealEnd) -> Merged:
+    from real.merge import MergeFailed, merge, read_logs
+
+    try:
+        return merge(read_logs(folder / "events"), end.alive)
+    except MergeFailed as error:
+        raise BadInput(f"the evidence of the run cannot be merged: {error}") from error
+
+
+def _finished(merged: Merged, end: RealEnd) -> list[Event]:
+    """The events with the declared tails and the end of the run behind them, as the driver's."""
+    events = [_restated(event, merged.inversion_ns) for event in merged.events]
+    driver = [event for event in events if event.actor == "driver" and event.inc == 0 and event.n < 2**52]
+    n = driver[-1].n if driver else 0
+    lc = max((event.lc for event in events), default=0)
+    t_ns = max([round(end.took_s * 1e9), *(event.t_ns for event in events)])
+    for tail in merged.tails:
+        n, lc = n + 1, lc + 1
+        data: dict[str, Any] = {
+            "process": f"{tail.process[0]}/{tail.process[1]}",
+            "what": tail.what,
+            "detail": tail.detail,
+        }
+        events.append(Event(len(events) + 1, t_ns, "run.tail", "driver", 0, n, lc, None, data))
+    data = {"reason": end.reason, "detail": end.detail, "events": len(events)}
+    events.append(Event(len(events) + 1, t_ns, "run.finished", "driver", 0, n + 1, lc + 1, None, data))
+    return events
+
+
+def _restated(event: Event, inversion_ns: int) -> Event:
+    """The clocks are as wrong as the worst effect before its cause says, whatever was measured before the run."""
+    if event.kind == "run.started" and inversion_ns > event.data["clock_error_ns"]:
+        return event._replace(data={**event.data, "clock_error_ns": inversion_ns})
+    return event
+
+
+def _keep_logs(folder: pathlib.Path, kept: pathlib.Path) -> None:
+    """What engines and actors have printed, for people."""
+    for path in sorted((folder / "logs").glob("*.log")):
+        _keep(_end_of(path), kept / path.name)
+    for path in sorted(folder.glob("ray/session_2*/logs/worker-*.err")):
+        lines = _end_of(path).splitlines(keepends=True)
+        # Ray itself begins each of them with who it is.
+        _keep(b"".join(line for line in lines if not line.startswith((b":job_id:", b":actor_name:"))), kept / path.name)
+
+
+def _end_of(path: pathlib.Path) -> bytes:
+    with path.open("rb") as log:
+        log.seek(max(0, path.stat().st_size - _LOG_BYTES))
+        return log.read()
+
+
+def _keep(content: bytes, path: pathlib.Path) -> None:
+    if content:
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(content)
+
+
+# --- this process ---
+
+
+@contextlib.contextmanager
+def _environment(run: str, folder: str) -> Iterator[None]:
+    """The variables of Ray's daemons, in this process as long as it may start some."""
+    from real.cluster import environment
+
+    before = dict(os.environ)
+    os.environ.update(environment(run, folder))
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+@contextlib.contextmanager
+def _ray_talking_to(log: pathlib.Path) -> Iterator[None]:
+    """Ray prints a paragraph at the death of every actor, also of those that the run kills; stdout is for results."""
+    log.parent.mkdir(exist_ok=True)
+    with log.open("a", encoding="utf-8") as file, contextlib.redirect_stdout(file):
+        yield
+
+
+@contextlib.contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """The clean-up takes a second; who presses Ctrl-C again has it all the same."""
+    try:
+        before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    except ValueError:  # not the main thread, which alone gets the signal
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -1,0 +1,54 @@
+"""A scenario as the real world runs it: its ``real:`` block may shrink counts, rates and times, never the steps."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+from scenarios.load import Scenario, parse
+from scenarios.schema import ScenarioModel
+from scenarios.steps import StepModel
+
+GENUINE_TRAINER = "real.trainer:TinyModelTrainer"
+"""Exports weights that a genuine SGLang can load; the synthetic ones are bytes that mean nothing."""
+
+
+def for_real(scenario: Scenario, kind: str) -> Scenario:
+    """What runs on engines of a kind: with the changes of ``real.set``, and the steps' times scaled.
+
+    The text that the run keeps has the changes in it, and says the scale itself.
+
+    Raises:
+        BadInput: a change names no key, or its value is none for it.
+    """
+    real = scenario.model.real
+    if real is not None and real.set.get(kind):  # type: ignore[call-overload]
+        changes = [f"{key}={json.dumps(value)}" for key, value in real.set[kind].items()]  # type: ignore[index]
+        scenario = parse(scenario.text, f"{scenario.source} (real.set.{kind})", scenario.folder, changes)
+    model = scenario.model
+    if kind != "emulated":
+        model = _with_genuine_weights(model)
+    if real is not None and real.time_scale != 1.0:
+        model = model.model_copy(update={"steps": [_scaled(step, real.time_scale) for step in model.steps]})
+    return dataclasses.replace(scenario, model=model)
+
+
+def _scaled(step: StepModel, by: float) -> StepModel:
+    when = step.when
+    return step.model_copy(
+        update={
+            "at_s": None if step.at_s is None else step.at_s * by,
+            "after_s": step.after_s * by,
+            "for_s": None if step.for_s is None else step.for_s * by,
+            "when": None if when is None else when.model_copy(update={"from_s": when.from_s * by}),
+        }
+    )
+
+
+def _with_genuine_weights(model: ScenarioModel) -> ScenarioModel:
+    services = {
+        name: service.model_copy(update={"components": {"trainer": GENUINE_TRAINER, **service.components}})
+        for name, service in model.topology.services.items()
+    }
+    topology = model.topology.model_copy(update={"services": services})
+    return model.model_copy(update={"topology": topology})

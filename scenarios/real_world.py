@@ -1,0 +1,291 @@
+"""A scenario in the real world: the port of injector and driver to it, and its course from the driver's side.
+
+As ``scenarios/sim_world.py``, but the world's processes write their own evidence; ``scenarios/real_run.py`` starts the
+world before and merges what they have written afterwards.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import random
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from protocol.errors import message_of
+from protocol.evidence import SCHEMA_VERSION, Event
+from scenarios.deploy import DeployFailed
+from scenarios.injector import NS, Aim, Injector, SeenReplica, StepRefused
+from scenarios.load import Scenario
+from scenarios.orchestrate import Held, Progress, conduct
+
+if TYPE_CHECKING:
+    from real.backend import RealBackend
+    from real.engines.settings import EngineSettings
+    from real.faults.injection import ActiveFault, RealFaults
+    from real.faults.kinds import Machines
+
+_LOOK_S = 0.5
+_SHORT = 400  # characters of a report that go into one event
+_WAITS = 200
+
+
+@dataclasses.dataclass(slots=True)
+class RealEnd:
+    """How a real run ended. ``reason`` is that of run.finished."""
+
+    reason: str
+    detail: str
+    took_s: float
+    alive: list[tuple[str, int]]
+    """Processes that lived when it ended: (name, incarnation)."""
+    refused: list[str]
+    """Steps that could not be done."""
+
+
+class RealStage:
+    """One scenario in the real world, on the Ray cluster that this process is connected to.
+
+    Args:
+        scenario: what runs, as ``for_real`` gives it.
+        seed: of the workload's draws and the injector's.
+        run: id of the run.
+        folder: its temporary folder.
+        engines: how they are started.
+        machines: the nodes, where they are the run's own.
+        watch: called twice a second.
+    """
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        seed: int,
+        *,
+        run: str,
+        folder: str,
+        engines: EngineSettings,
+        machines: Machines | None,
+        watch: Callable[[RealStage], None] | None = None,
+    ) -> None:
+        from real.census import Census
+        from real.tail import EvidenceTail
+
+        self.scenario = scenario
+        self.seed = seed
+        self._run = run
+        self._folder = folder
+        self._engines = engines
+        self._machines = machines
+        self._watch = watch
+        self.progress = Progress()
+        self.tail = EvidenceTail(folder)
+        self._census = Census(folder)
+        self._draws = random.Random(f"injector/{seed}")
+        self._quiet = asyncio.Event()
+        self._listen: Callable[[str, Any], None] | None = None
+        self._backend: RealBackend
+        self._faults: RealFaults
+        self._timed: list[ActiveFault] = []
+        self._end = RealEnd("completed", "", 0.0, [], [])
+        self.injector = Injector(scenario, self, self._now_quiet)
+
+    @property
+    def seconds(self) -> float:
+        """Since the start of the run."""
+        return self.now_ns() / NS
+
+    # --- the run ---
+
+    def run(self) -> RealEnd:
+        """Run to the end; every actor and engine is dead then. Call it once. What fails is its end, not an error."""
+        from real.backend import run_real
+
+        try:
+            run_real(self._body, folder=self._folder, engines=self._engines, run=self._run)
+        except KeyboardInterrupt:
+            self._ended("crash", "interrupted")
+        except Exception as error:  # of the driver itself, also at taking the run down
+            self._ended("crash", f"{type(error).__name__}: {message_of(error)}")
+        return self._end
+
+    async def _body(self, backend: RealBackend) -> None:
+        from real.breakpoints import Breakpoints
+        from real.faults.injection import real_faults
+
+        self._backend = backend
+        model = self.scenario.model
+        backend.log.emit(
+            "run.started", scenario=self.scenario.name, seed=self.seed, world="real",
+            clock_error_ns=backend.run.clock_error_ns, schema=SCHEMA_VERSION,
+        )  # fmt: skip
+        bandwidth = model.storage.bandwidth_bytes_per_s
+        self._faults = real_faults(backend, bandwidth=bandwidth, machines=self._machines)
+        self._breakpoints = Breakpoints(self._faults.site.writer, backend.log, self._run)
+        await self._breakpoints.open()
+        self._breakpoints.hook("fault.healed", lambda _: self.injector.look())
+        watching = asyncio.get_running_loop().create_task(self._keep_watching(), name="watching")
+        try:
+            await self._conduct(model.limits.time_limit_s)
+        finally:
+            watching.cancel()
+            self.tail.look()
+            self._end.took_s = self.seconds
+            self._end.refused = self.injector.refused
+            cards = self._census.everybody()
+            self._end.alive = [(card.name, card.incarnation) for card in cards if card.alive]
+            await self._breakpoints.close()
+
+    async def _conduct(self, within_s: float) -> None:
+        try:
+            async with asyncio.timeout(within_s) as limit:
+                await conduct(self.scenario, self.seed, self, self.injector, self._quiet, self.progress)
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            self.tail.look()
+            waits = self.tail.open_calls_of_the_living()
+            self._report_waits(waits)
+            self._ended(
+                "time_limit", f"{within_s:g} s are over in phase {self.progress.phase}; {len(waits)} calls wait"
+            )
+        except DeployFailed as failed:
+            self._ended("crash", f"{failed}{self._last_words()}")
+        except asyncio.CancelledError:
+            self._ended("crash", "interrupted")
+            raise
+        except Exception as error:  # the driver's death is the run's end, and evidence
+            self._ended("crash", f"{type(error).__name__}: {message_of(error)}{self._last_words()}")
+
+    def _ended(self, reason: str, detail: str) -> None:
+        if self._end.reason == "completed":  # the first reason is the one
+            self._end.reason, self._end.detail = reason, detail
+
+    def _last_words(self) -> str:
+        """What the engines that died of themselves said last."""
+        self.tail.look()
+        for death in self.tail.deaths.values():
+            if (death.actor, death.inc) in self.tail.born and death.data["reason"] in ("crashed", "exited"):
+                return f"\n{death.actor} {death.data['reason']}: {death.data['detail']}"
+        return ""
+
+    async def _keep_watching(self) -> None:
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            self.tail.look()
+            if self._watch is not None:
+                self._watch(self)
+
+    def _report_waits(self, waits: list[Event]) -> None:
+        for sent in waits[:_WAITS]:
+            target = f"{sent.data['target']}/{sent.data['target_inc']}"
+            waiter = f"{sent.actor}/{sent.inc}"
+            what = f"{sent.data['method']} of {target}"
+            self.observe("run.wait", waiter=waiter, waits_for=what, should_wake=target)
+
+    # --- Stage ---
+
+    def held(self) -> list[Held]:
+        """Open calls and requests in engines."""
+        self.tail.look()
+        calls = [
+            Held("call", f"call {sent.data['call']} of {sent.actor}/{sent.inc} to {sent.data['method']}")
+            for sent in self.tail.open_calls_of_the_living()
+            if sent.actor != self._backend.me.name
+        ]
+        engines = [
+            Held("request", f"{card.in_flight} requests in {card.name}/{card.incarnation}")
+            for card in self._census.everybody()
+            if card.role == "engine" and card.in_flight and card.alive
+        ]
+        return calls + engines
+
+    def left(self) -> list[Held]:
+        """Processes, placement groups and GPUs."""
+        import ray
+
+        from real.placement import groups_of
+
+        found = [
+            Held("process", f"{card.role} {card.name}/{card.incarnation} on {card.node}")
+            for card in self._census.everybody()
+            if card.role != "driver" and card.alive
+        ]
+        found += [Held("placement_group", f"{group} is {state}") for group, state in groups_of(self._run)]
+        have, free = ray.cluster_resources().get("GPU", 0.0), ray.available_resources().get("GPU", 0.0)
+        if self._machines is not None and free < have - 1e-6:
+            found.append(Held("resources", f"the nodes have {free:g} of {have:g} GPUs free"))
+        return found
+
+    def report_leaks(self, found: Sequence[Held]) -> None:
+        for held in found:
+            self.observe("leak.found", what=held.what, detail=held.detail[:_SHORT])
+
+    def told_driver(self, listen: Callable[[str, Any], None]) -> None:
+        self._listen = listen
+
+    def _now_quiet(self) -> None:
+        self._quiet.set()
+
+    # --- InjectorPort ---
+
+    def now_ns(self) -> int:
+        return self._backend.log.now_ns()
+
+    def at(self, t_ns: int, fire: Callable[[], None]) -> None:
+        asyncio.get_running_loop().call_later(max(0.0, (t_ns - self.now_ns()) / NS), fire)
+
+    def hook(
+        self, kind: str, see: Callable[[Event], None], *, where: dict[str, Any], from_ns: int, wait: bool
+    ) -> Callable[[], None]:
+        return self._breakpoints.hook(kind, see, where=where, from_ns=from_ns, wait=wait)
+
+    def observe(self, kind: str, **data: Any) -> None:
+        self._backend.log.emit(kind, **data)
+
+    def replicas(self, service: str) -> Sequence[SeenReplica]:
+        prefix = f"{service}-"
+        self.tail.look()
+        return [
+            SeenReplica(card.name, card.in_flight, self.tail.born.get((card.name, card.incarnation), 0))
+            for card in self._census.everybody()
+            if card.role == "engine"
+            and card.name.startswith(prefix)
+            and card.name[len(prefix) :].isdigit()
+            and card.alive
+        ]
+
+    def below(self, n: int) -> int:
+        return self._draws.randrange(n)
+
+    def inject(
+        self,
+        name: str,
+        aim: Aim,
+        params: dict[str, Any],
+        *,
+        must_hit: dict[str, dict[str, int]],
+        for_s: float | None,
+        transient: bool,
+    ) -> None:
+        from real.faults.kinds import FaultRefused, Target
+
+        target = Target(aim.name, aim.source, aim.destination, aim.prefix)
+        try:
+            fault = self._faults.inject(name, target, params, must_hit=must_hit, for_s=for_s, transient=transient)
+        except FaultRefused as error:
+            raise StepRefused(str(error)) from error
+        if for_s is not None:
+            self._timed.append(fault)
+
+    def heal_all(self) -> None:
+        self._faults.heal_all()
+
+    def active(self) -> int:
+        return len(self._faults.active)
+
+    def timed(self) -> int:
+        return sum(not fault.healed for fault in self._timed)
+
+    def verb(self, name: str, params: Any) -> None:
+        if self._listen is not None:
+            asyncio.get_running_loop().call_soon(self._listen, name, params)
