@@ -7,6 +7,7 @@ A difference is named by the first iteration, event or draw that differs, both s
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -136,20 +137,26 @@ class OtherProcess(Way):
         root = str(pathlib.Path(__file__).resolve().parent.parent)
         paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
         environment = {**os.environ, "PYTHONHASHSEED": OTHER_HASH_SEED, "PYTHONPATH": os.pathsep.join(paths)}
-        try:
-            child = subprocess.Popen(
-                [self._python, "-m", "scenarios.replay"], env=environment, text=True,
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-            )  # fmt: skip
-        except OSError as error:
-            raise BadInput(
-                f"{self._python}: cannot be started ({error.strerror}); name a Python interpreter"
-            ) from error
-        with child:
-            out, err = child.communicate(json.dumps(request))
-        if child.returncode:
-            last = err.strip().splitlines()[-1:] or ["no message"]
-            raise BadInput(f"{self._python}: the replay failed there: {last[0]}")
+        with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as said:
+            try:
+                child = subprocess.Popen(
+                    [self._python, "-m", "scenarios.replay"], env=environment, text=True,
+                    stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=said,
+                )  # fmt: skip
+            except OSError as error:
+                raise BadInput(
+                    f"{self._python}: cannot be started ({error.strerror}); name a Python interpreter"
+                ) from error
+            with child:  # on the way out its stdin is closed, which ends it
+                assert child.stdin is not None and child.stdout is not None
+                with contextlib.suppress(BrokenPipeError):  # it has ended already, and said why
+                    child.stdin.write(json.dumps(request) + "\n")
+                    child.stdin.flush()
+                out = child.stdout.read()
+            if child.returncode:
+                said.seek(0)
+                last = said.read().strip().splitlines()[-1:] or ["no message"]
+                raise BadInput(f"{self._python}: the replay failed there: {last[0]}")
         for line in out.splitlines():
             done = json.loads(line)
             checkpoints = tuple((events, digest) for events, digest in done["checkpoints"])

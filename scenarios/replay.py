@@ -11,8 +11,10 @@ import dataclasses
 import gc
 import hashlib
 import json
+import os
 import pathlib
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO
 
@@ -98,9 +100,19 @@ def _collecting() -> Iterator[None]:
             gc.disable()
 
 
+def _end_with(stdin: int) -> None:
+    os.read(stdin, 1)
+    os._exit(1)
+
+
 def main() -> None:
-    """The child process: a request as JSON on stdin, a Replay a line as JSON on stdout."""
-    request = json.load(sys.stdin)
+    """The child process: a request as a line of JSON on stdin, a Replay a line as JSON on stdout."""
+    request = json.loads(sys.stdin.readline())
+    # Its stdin ends when the proof is interrupted or killed, and it must not outlive that. A read, not a loop that
+    # sleeps: what a thread allocates would set off collections of its own.
+    threading.Thread(target=_end_with, args=(os.dup(0),), daemon=True).start()
+    with open(os.devnull, "rb") as nothing:
+        os.dup2(nothing.fileno(), 0)  # a component that reads its stdin finds nothing there
     scenario = parse(request["text"], request["source"], pathlib.Path(request["folder"]))
     for seed in request["seeds"]:
         with contextlib.ExitStack() as stack:

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import gc
 import io
+import os
 import pathlib
+import signal
+import subprocess
 import sys
+import time
 from collections.abc import Callable
 
 import pytest
@@ -15,6 +19,7 @@ from scenarios.load import Scenario
 from scenarios.prove import OtherProcess, first_difference, prove_scenario
 from scenarios.replay import replay
 from tests.scenarios import components
+from tests.scenarios.conftest import ROOT
 
 Make = Callable[..., Scenario]
 
@@ -24,6 +29,32 @@ def test_a_small_scenario_replays_in_every_way(small: Make) -> None:
     assert proof.clean, list(proof.lines())
     assert len(proof.ways) == 6 and set(proof.ways.values()) == {2}
     assert list(proof.lines())[-1].startswith("PASS: small, seeds 5 to 6")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_a_replay_elsewhere_does_not_outlive_its_proof(tmp_path: pathlib.Path, number: int) -> None:
+    words = ["-m", "scenarios", "prove", "smoke", "--seeds", "4"]
+    with subprocess.Popen(
+        [sys.executable, *words], cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    ) as process:  # fmt: skip
+        assert process.stdout is not None
+        line = ""
+        while "collection at every allocation" not in line:
+            line = process.stdout.readline()
+            assert line
+        children = pathlib.Path(f"/proc/{process.pid}/task/{process.pid}/children")
+        while not (child := children.read_text().split()):
+            time.sleep(0.01)
+        time.sleep(2)  # well into its first seed
+        process.send_signal(number)  # to the proof alone
+        process.communicate(timeout=30)
+    assert process.returncode == (3 if number == signal.SIGINT else -number)
+    status = pathlib.Path(f"/proc/{child[0]}/stat")
+    deadline = time.monotonic() + 10
+    while status.exists() and status.read_text().rpartition(") ")[2][0] != "Z" and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not status.exists() or status.read_text().rpartition(") ")[2][0] == "Z"
 
 
 def test_order_by_hash_is_found_in_another_process_and_both_sides_shown(small: Make) -> None:
