@@ -26,6 +26,7 @@ from real.evidence import ProcessLog
 
 _LOG = logging.getLogger(__name__)
 _BODY_BYTES = 256 << 20  # a prompt of a million tokens is 7 MB; anything near this is no request
+_KEPT_S = 2.0  # shorter than any engine keeps a connection without a call (uvicorn: 5 s), so that none closes under one
 _BACKLOG = 4096
 
 
@@ -81,7 +82,7 @@ class Front:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._session = aiohttp.ClientSession(
             f"http://127.0.0.1:{port}",
-            connector=aiohttp.TCPConnector(limit=0, force_close=True),
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEPT_S),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=None),
             auto_decompress=False,
             read_bufsize=1 << 20,

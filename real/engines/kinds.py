@@ -6,7 +6,6 @@ import os
 import pathlib
 
 from protocol.ports import EngineSpec
-from real import tiny_model
 from real.engines import sglang_flags
 from real.engines.settings import EngineSettings
 from real.engines.weights import Weights
@@ -55,6 +54,8 @@ def _model(settings: EngineSettings, spec: EngineSpec, weights: Weights | None, 
         return weights.folder
     if settings.kind == "sglang-cpu" and not settings.model:
         # A profile names a model of its own size, which is not at hand and which a CPU could not serve.
+        from real import tiny_model  # needs safetensors, which other kinds of engines do without
+
         return str(tiny_model.write(pathlib.Path(temporary, "model"), own_version(spec)[0]))
     return settings.model or spec.profile
 
