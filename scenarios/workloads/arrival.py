@@ -10,6 +10,7 @@ import pathlib
 from bisect import insort
 from collections import deque
 from collections.abc import Iterable, Iterator
+from decimal import Decimal
 from fractions import Fraction
 from typing import NamedTuple, NoReturn, Protocol
 
@@ -19,6 +20,11 @@ REORDER_WINDOW = 1024
 """Rows within which times may be out of order. Wider disorder is an error: a stream cannot be sorted as a whole."""
 
 MAX_TOKENS = 2**31 - 1
+LONGEST_S = 10**9
+"""No arrival is later after the first one. Some thirty years: beyond, a time is a slip of the pen."""
+
+_TOO_MANY = f"must not exceed {MAX_TOKENS}; correct or remove the row"
+_MOST_DIGITS = 10  # those of MAX_TOKENS; Python refuses to read numbers of some thousand
 
 
 class Arrival(NamedTuple):
@@ -65,7 +71,7 @@ def bad_row(path: pathlib.Path, line: int, column: str, value: object, fix: str)
     Raises:
         BadInput: always.
     """
-    shown = repr(value)
+    shown = str(value) if isinstance(value, Decimal) else repr(value)
     raise BadInput(f"{path}:{line}: column {column!r}: {shown if len(shown) <= 80 else shown[:77] + '...'}: {fix}")
 
 
@@ -74,6 +80,8 @@ def token_count(path: pathlib.Path, line: int, column: str, text: str, *, least:
     digits = text.strip()
     if not (digits.isascii() and digits.isdigit()):
         bad_row(path, line, column, text, "is no count of tokens; write a whole number without sign")
+    if len(digits.lstrip("0")) > _MOST_DIGITS:
+        bad_row(path, line, column, text, _TOO_MANY)
     return check_count(path, line, column, int(digits), least=least)
 
 
@@ -82,7 +90,7 @@ def check_count(path: pathlib.Path, line: int, column: str, count: int, *, least
     if count < least:
         bad_row(path, line, column, count, f"must be at least {least}; correct or remove the row")
     if count > MAX_TOKENS:
-        bad_row(path, line, column, count, f"must not exceed {MAX_TOKENS}; correct or remove the row")
+        bad_row(path, line, column, count, _TOO_MANY)
     return count
 
 
@@ -120,10 +128,13 @@ def arrange(
         if first is None:
             first = row.t_ns
         elif row.t_ns < latest:
-            fix = f"is earlier than a row more than {REORDER_WINDOW} rows before it; sort the file by time"
-            bad_row(path, row.line, column, row.t_ns, fix)
+            early = f"is {(latest - row.t_ns) / 1e9:g} s earlier than a row more than {REORDER_WINDOW} rows before it"
+            raise BadInput(f"{path}:{row.line}: column {column!r}: {early}; sort the file by time")
         latest = row.t_ns
         since = (row.t_ns - first) * multiply // divide
+        if since > LONGEST_S * 1_000_000_000:
+            late = f"is more than {LONGEST_S} s after the first row"
+            raise BadInput(f"{path}:{row.line}: column {column!r}: {late}; correct or remove the row")
         return Arrival(since, row.prompt_tokens, row.output_tokens, row.prefix_blocks, row.session)
 
     for row in rows:

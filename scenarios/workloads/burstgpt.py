@@ -7,14 +7,16 @@ Zero response tokens mark requests that failed at the service; they are passed o
 from __future__ import annotations
 
 import pathlib
+import re
 from collections.abc import Iterator
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 
 from scenarios.workloads.arrival import Arrival, Counts, Row, arrange, bad_row, token_count
 from scenarios.workloads.table import open_lines, table_rows
 
 COLUMNS = ("Timestamp", "Request tokens", "Response tokens")
 SESSION = "Session ID"
+_SECONDS = re.compile(r"\d{1,12}(\.\d*)?([eE][-+]?\d{1,2})?", re.ASCII)
 
 
 def read_burstgpt(
@@ -37,7 +39,7 @@ def read_burstgpt(
 
 def _rows(path: pathlib.Path) -> Iterator[Row]:
     header = next((text for _, text in open_lines(path, header=True)), "")
-    columns = (*COLUMNS, SESSION) if SESSION in [name.strip() for name in header.split(",")] else COLUMNS
+    columns = (*COLUMNS, SESSION) if SESSION in [name.strip(' "') for name in header.split(",")] else COLUMNS
     for line, values in table_rows(path, columns):
         yield Row(
             _seconds(path, line, values[0]),
@@ -50,10 +52,6 @@ def _rows(path: pathlib.Path) -> Iterator[Row]:
 
 
 def _seconds(path: pathlib.Path, line: int, text: str) -> int:
-    try:
-        value = Decimal(text.strip())
-    except InvalidOperation:
-        value = Decimal(-1)
-    if not value.is_finite() or value < 0:
+    if not _SECONDS.fullmatch(text.strip()):
         bad_row(path, line, COLUMNS[0], text, "must be seconds since the start, a number that is not negative")
-    return int(value * 1_000_000_000)
+    return int(Decimal(text.strip()) * 1_000_000_000)

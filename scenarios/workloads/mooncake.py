@@ -11,10 +11,13 @@ import pathlib
 from collections.abc import Iterator
 from decimal import Decimal
 
+from analysis.errors import BadInput
 from scenarios.workloads.arrival import Arrival, Counts, Row, arrange, bad_row, check_count
 from scenarios.workloads.table import open_lines
 
 BLOCK_TOKENS = 512
+_BLOCK_IDS = 1 << 63
+_LATEST_MS = 10**16  # times of the epoch, too, though they count from the first row
 _KEYS = ("timestamp", "input_length", "output_length", "hash_ids")
 
 
@@ -44,7 +47,11 @@ def _rows(path: pathlib.Path) -> Iterator[Row]:
         try:
             row = decode(text)
         except json.JSONDecodeError as error:
-            bad_row(path, line, f"character {error.colno}", text[error.pos : error.pos + 20], f"no JSON ({error.msg})")
+            what = f"no JSON ({error.msg}); each line is one JSON object"
+            bad_row(path, line, f"character {error.colno}", text[error.pos : error.pos + 20], what)
+        except (ValueError, ArithmeticError, RecursionError) as error:  # beyond what Python reads
+            what = "nested too deeply" if isinstance(error, RecursionError) else "a number is too long or too large"
+            raise BadInput(f"{path}:{line}: {what}; correct or remove the row") from error
         if not isinstance(row, dict):
             bad_row(path, line, _KEYS[0], row, "the line is no JSON object")
         try:
@@ -53,8 +60,8 @@ def _rows(path: pathlib.Path) -> Iterator[Row]:
         except KeyError as error:
             bad_row(path, line, error.args[0], "", f"the key is missing; each line needs {', '.join(_KEYS)}")
         for block in blocks if type(blocks) is list else (None,):
-            if type(block) is not int or block < 0:
-                bad_row(path, line, "hash_ids", blocks, "must be a list of whole numbers, none negative")
+            if type(block) is not int or not 0 <= block < _BLOCK_IDS:
+                bad_row(path, line, "hash_ids", blocks, "must be a list of whole numbers, none negative, below 2**63")
         prompt = _integer(path, line, "input_length", input_length, least=1)
         if len(blocks) * BLOCK_TOKENS >= prompt + BLOCK_TOKENS:
             fix = f"{len(blocks)} blocks of {BLOCK_TOKENS} tokens are more than the {prompt} tokens of input_length"
@@ -75,8 +82,8 @@ def _integer(path: pathlib.Path, line: int, key: str, value: object, *, least: i
 
 
 def _milliseconds(path: pathlib.Path, line: int, value: object) -> int:
-    if type(value) is int and value >= 0:
+    if type(value) is int and 0 <= value <= _LATEST_MS:
         return value * 1_000_000
-    if isinstance(value, Decimal) and value.is_finite() and value >= 0:
+    if isinstance(value, Decimal) and value.is_finite() and 0 <= value <= _LATEST_MS:
         return int(value * 1_000_000)
-    bad_row(path, line, "timestamp", value, "must be milliseconds since the start, a number that is not negative")
+    bad_row(path, line, "timestamp", value, f"must be milliseconds since the start, from 0 to {_LATEST_MS}")
