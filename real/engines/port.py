@@ -25,7 +25,7 @@ from real.registry import NAMESPACE, ProcessIdentity, RunConfig, SpawnSpec, ray_
 from real.spawner import Spawner
 
 _MAX_CONCURRENCY = 1_000_000
-_PLACED_WITHIN_S = 120.0  # GPUs are free only when Ray has noticed a death; sixty hosts that start at once take a minute
+_PLACED_WITHIN_S = 120.0  # GPUs are free when Ray has noticed a death; sixty hosts that start at once take a minute
 _TERMINATED_WITHIN_S = 5.0
 
 SendSignal = Callable[[tuple[int, str], signals.Signals], Awaitable[None]]
