@@ -60,6 +60,9 @@ class RayPlacementGroups:
 
     async def remove(self, group_id: str) -> None:
         group = self.group(group_id)
+        for fault in self._log.faults.active("removal_refused"):
+            if self._log.faults.claim(fault, f"remove_refused {group_id}", once=group_id):
+                raise PlacementError(f"the removal of placement group {group_id} is refused")
         self._log.emit("placement.removal_asked", group=group_id, by=self._log.actor)
         for fault in self._log.faults.active("removal_fails"):
             late_s = fault.params.get("late_s")

@@ -253,6 +253,15 @@ class RemovalFails(FaultSpec):
     late_s: Positive | None = None
 
 
+class RemovalRefused(FaultSpec):
+    """Removals of placement groups are refused with an error; nothing is done."""
+
+    name = "removal_refused"
+    target = "placement"
+    healing = "reverted"
+    colour = "#d9d9d9"
+
+
 class NodeLoss(FaultSpec):
     """The node is gone with all that runs on it; with ``zombie`` it is declared dead and its processes still act."""
 
@@ -268,7 +277,7 @@ class NodeLoss(FaultSpec):
 CATALOG: tuple[type[FaultSpec], ...] = (
     Sigkill, RestartEmpty, Sigstop, Slow, Wedge, Partition, Latency, RequestLost, ReplyLost, DelayedDelivery, Duplicate,
     ConnectTimeoutFault, ReadTimeoutFault, SlowExport, TornExport, DiskFull, ClockSkew, MetricsMissing, MetricsStale,
-    MetricsNan, PlacementStuck, RemovalFails, NodeLoss,
+    MetricsNan, PlacementStuck, RemovalFails, RemovalRefused, NodeLoss,
 )  # fmt: skip
 FAULTS: dict[str, type[FaultSpec]] = {fault.name: fault for fault in CATALOG}
 

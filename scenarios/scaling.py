@@ -50,7 +50,7 @@ class ScaleOperator:
     # --- verbs ---
 
     async def scale(self, direction: Direction, params: ScaleParams) -> None:
-        """Submit a target, and poll what was admitted until it is terminal.
+        """Submit a target, and poll what was admitted until it is terminal and clean.
 
         An answer that was lost is asked for again only where a key makes that harmless.
         """
@@ -69,7 +69,7 @@ class ScaleOperator:
         ends = _now() + budget_s + _AFTER_DEADLINE_S
         while _now() < ends:
             reply = await self._ask("status", direction, operation)
-            if reply is not None and (reply.status == 404 or reply.body.get("status") in TERMINAL[direction]):
+            if reply is not None and (reply.status == 404 or _is_over(direction, reply.body)):
                 return
             await asyncio.sleep(params.poll_s)
 
@@ -177,6 +177,10 @@ class ScaleOperator:
             return ApiReply(int(error.fields["status"]), {"error": "HTTP", "detail": str(error)})
         except (SeatrialError, AttributeError):
             return None
+
+
+def _is_over(direction: Direction, answer: dict[str, Any]) -> bool:
+    return answer.get("status") in TERMINAL[direction] and answer.get("cleanup_required") is False
 
 
 def _cleanup(answer: dict[str, Any]) -> str:

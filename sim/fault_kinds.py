@@ -373,6 +373,15 @@ class RemovalFails(Fault):
         self.site.system.placement_table.disarm(self._fault)
 
 
+class RemovalRefused(Fault):
+    def inject(self) -> None:
+        self._fault = PlacementFault("remove_refused", self.target.name or "*", on_hit=self.hit)
+        self.site.system.placement_table.arm(self._fault)
+
+    def heal(self) -> None:
+        self.site.system.placement_table.disarm(self._fault)
+
+
 def node_of(site: Site, name: str) -> str:
     """The node that a link's end names, by itself or through a process."""
     if name in site.cluster.nodes:
@@ -406,6 +415,7 @@ IMPLEMENTED: dict[str, type[Fault]] = {
     "metrics_nan": MetricsNan,
     "placement_stuck": PlacementStuck,
     "removal_fails": RemovalFails,
+    "removal_refused": RemovalRefused,
     "node_loss": NodeLoss,
 }
 """By the names of ``scenarios.faults`` (a test compares the two)."""

@@ -59,13 +59,13 @@ class PlacementFault:
 
     Attributes:
         kind: create_hangs (PENDING until disarmed), create_late, remove_fails (asking for removal has no effect),
-            remove_late.
+            remove_late, remove_refused (an error, and nothing is done).
         name: of the group; ``*`` and ``?`` match as in a shell.
         delay_s: of the late ones.
         on_hit: told of each group that it meets, once.
     """
 
-    kind: Literal["create_hangs", "create_late", "remove_fails", "remove_late"]
+    kind: Literal["create_hangs", "create_late", "remove_fails", "remove_late", "remove_refused"]
     name: str = "*"
     delay_s: float = 0.0
     on_hit: Callable[[str], None] | None = None
@@ -109,9 +109,12 @@ class PlacementGroupTable:
         self.world.clock.call_after(ns(delay), self._ask, group)
         return group.id
 
-    def remove(self, group_id: str) -> None:
-        """Submit the removal. Raises PlacementError (not done): there never was such a group."""
+    def remove(self, group_id: str, by: str) -> None:
+        """Submit the removal. Raises PlacementError (not done): there never was such a group, or it is refused."""
         group = self.group(group_id)
+        if self._met("remove_refused", group) is not None:
+            raise PlacementError(f"the removal of placement group {group_id} is refused")
+        self.world.observe("placement.removal_asked", group=group_id, by=by)
         if group.state == "REMOVED" or self._met("remove_fails", group) is not None:
             return
         delay = self.timings.removal_s
@@ -315,9 +318,7 @@ class SimPlacementGroups:
 
     async def remove(self, group_id: str) -> None:
         await self._process.living()
-        group = self._table.group(group_id)
-        self._table.world.observe("placement.removal_asked", group=group.id, by=self._process.name)
-        self._table.remove(group_id)
+        self._table.remove(group_id, self._process.name)
 
     async def table(self) -> dict[str, PlacementState]:
         await self._process.living()

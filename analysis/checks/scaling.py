@@ -391,15 +391,22 @@ class SameKeySameOperation(Check):
         if asked is None or asked.data["route"] not in _SUBMISSIONS or asked.data["key"] is None:
             return
         key = (asked.data["service"], asked.data["direction"], asked.data["key"])
+        first = self._answers.get(key)
         if event.data["status"] != 200:
+            if first is not None and event.data["code"] == "CONFLICT":
+                self._judge_conflict(asked, event, *first)
             return
         self.judged += 1
-        first = self._answers.get(key)
-        if first is None or asked.t_ns - first[0].t_ns >= _DAY_NS:
+        self._judge_direction(asked, event)
+        if first is None:
             self._answers[key] = (asked, event)
             return
         was_asked, was_answered = first
-        if _request(asked) != _request(was_asked):
+        if asked.t_ns - was_asked.t_ns >= _DAY_NS:
+            if event.data["operation"] == was_answered.data["operation"] != "" and asked.t_ns > _ends(was_answered):
+                self.violation(f"key {key[2]!r} still answers after 24 h", was_answered.seq, event.seq)
+            self._answers[key] = (asked, event)
+        elif _request(asked) != _request(was_asked):
             if asked.seq > was_answered.seq:
                 self.violation(
                     f"key {key[2]!r} was used for {_request(was_asked)} and answered for {_request(asked)} as well",
@@ -420,12 +427,36 @@ class SameKeySameOperation(Check):
                 event.seq,
             )
 
+    def _judge_conflict(self, asked: Event, event: Event, was_asked: Event, was_answered: Event) -> None:
+        in_window = asked.t_ns - was_asked.t_ns < _DAY_NS
+        if in_window and asked.seq > was_answered.seq and _request(asked) == _request(was_asked):
+            self.judged += 1
+            self.violation(
+                f"key {asked.data['key']!r} was answered before; its retry is refused as a conflict",
+                was_answered.seq,
+                event.seq,
+            )
+
+    def _judge_direction(self, asked: Event, event: Event) -> None:
+        seen = self._operators.operations.get(event.data["operation"])
+        if seen is not None and seen.direction != asked.data["direction"]:
+            self.violation(
+                f"a {asked.data['direction']} was answered with {seen.id}, which is a {seen.direction}",
+                seen.admitted_seq,
+                event.seq,
+            )
+
     def observed(self) -> str:
         return f"{self.judged} answers with a key, {self.violations} not as before"
 
 
 def _request(asked: Event) -> tuple[object, object]:
     return asked.data["target"], asked.data["timeout_s"]
+
+
+def _ends(answered: Event) -> int:
+    """When the window of a key is certainly over: its record was made before the answer."""
+    return answered.t_ns + _DAY_NS
 
 
 def _numbers(answered: Event) -> tuple[object, object]:
@@ -510,7 +541,7 @@ class VictimStaysOut(Check):
         request = self.ledger.requests.get(event.data["request"])
         if request is None or request.sent_ns <= chosen.t_ns + _CLOSE_NS:
             return  # no client's, or one that was on its way then
-        if self.ledger.shadow.explain(chosen.t_ns, event.t_ns, self._grace_ns) is None:
+        if self.ledger.shadow.explain(event.t_ns, event.t_ns, self._grace_ns) is None:
             self.violation(
                 f"{event.actor}/{event.inc} was put in drain and got request {event.data['request']} "
                 f"{(event.t_ns - chosen.t_ns) / 1e9:.1f} s later",

@@ -7,6 +7,7 @@ open, an operator's own questions and answers say.
 from __future__ import annotations
 
 from collections.abc import Callable
+from fnmatch import fnmatchcase
 
 from analysis.checks.ledger import Ledger, Process
 from protocol.evidence import Event
@@ -70,11 +71,12 @@ class Groups:
         return event.data["reason"] == "killed" and event.actor not in self._killed_by_fault
 
     def ill(self, event: Event, grace_ns: int) -> bool:
-        """Whether a fault on the process itself, its node, or any link is or was on lately."""
+        """Whether a fault on the process itself, its node, or a link of either is or was on lately."""
         node = self._ledger.nodes.get((event.actor, event.inc), "")
         for window in self._ledger.shadow.windows.values():
             recent = window.end_ns is None or event.t_ns <= window.end_ns + grace_ns
-            if recent and (window.target in (event.actor, node) or ">" in window.target):
+            ends = window.target.split(">")
+            if recent and any(fnmatchcase(name, end) for end in ends for name in (event.actor, node)):
                 return True
         return False
 

@@ -22,6 +22,7 @@ BESIDE_THE_PATH = frozenset(
         "metrics_nan",
         "placement_stuck",
         "removal_fails",
+        "removal_refused",
     }
 )
 

@@ -56,6 +56,7 @@ IMPLEMENTED: Final[dict[str, type[Fault]]] = {
     "metrics_nan": MetricsFault,
     "placement_stuck": PlacementStuck,
     "removal_fails": RemovalFails,
+    "removal_refused": TabledFault,
     "node_loss": NodeLoss,
 }
 """By the names of ``scenarios.faults`` (a test compares the two)."""

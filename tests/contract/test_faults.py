@@ -480,6 +480,24 @@ class TestPlacement:
 
         world.run(body)
 
+    def test_a_refused_removal_raises_and_is_not_asked_for(self, world: FaultedArm) -> None:
+        async def body(backend: Any, faults: Faults) -> None:
+            groups = backend.placement_groups
+            group = await groups.create(BUNDLE, strategy="PACK", name="g")
+            await groups.wait_created(group, 5)
+            fault = faults.inject("removal_refused")
+            for _ in range(2):
+                with pytest.raises(PlacementError, match="refused"):
+                    await groups.remove(group)
+            assert fault.hits == 1
+            faults.repair(fault)
+            await groups.remove(group)
+            await asyncio.sleep(1)
+            assert (await groups.table())[group] == "REMOVED"
+
+        events = world.run(body)
+        assert len(told(events, "placement.removal_asked", "group")) == 1
+
     def test_a_late_removal_happens_late(self, world: FaultedArm) -> None:
         async def body(backend: Any, faults: Faults) -> None:
             groups = backend.placement_groups
