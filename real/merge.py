@@ -82,18 +82,24 @@ def read_logs(folder: pathlib.Path) -> list[Log]:
     return logs
 
 
-def merge(logs: Iterable[Log], alive: Collection[Process] = ()) -> Merged:
+def merge(logs: Iterable[Log], alive: Collection[Process] = (), until_ns: int | None = None) -> Merged:
     """Order the events of all processes.
 
     Args:
         logs: one a process.
         alive: processes that lived when the run ended: no death of theirs is missing.
+        until_ns: the end of the run. What is later was done by processes that were being taken down, of which one
+            sees the other die, and is no part of the evidence.
     """
-    logs = list(logs)
+    logs = [log if until_ns is None else _until(log, until_ns) for log in logs]
     tails = [Tail(log.process, "torn", f"its last line was cut short after {log.cut} bytes") for log in logs if log.cut]
     streams = [*_split(logs), *([event] for event in _silent_deaths(logs, alive, tails))]
     ordered, inversion_ns = _order(streams)
     return Merged([event._replace(seq=seq) for seq, event in enumerate(ordered, 1)], tails, inversion_ns)
+
+
+def _until(log: Log, until_ns: int) -> Log:
+    return log._replace(events=[event for event in log.events if event.t_ns <= until_ns])
 
 
 # --- what is missing ---

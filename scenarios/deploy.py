@@ -170,6 +170,8 @@ async def _admit(gateway: ActorHandle, address: EngineAddress, within_s: float) 
                     why = f"/ready answered {status}"
                 except NetworkError as error:
                     why = str(error)
+                    if not await backend().engines.alive(address.name):
+                        raise DeployFailed(f"{address.name} died while it started") from error
                 await asyncio.sleep(pause_s)
                 pause_s = min(pause_s * 2, _LONGEST_POLL_S)  # ten thousand replicas are polled here
     except TimeoutError:

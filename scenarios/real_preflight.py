@@ -202,7 +202,10 @@ def _engines(scenario: Scenario, kind: EngineKind, options: RealOptions, model: 
         _ask(python, "simpy", "it is the environment of the project itself, so leave out --engine-python")
         if model:
             raise _Missing(f"model {model!r}: an emulated engine has none; it has the profile of its service")
-        return EngineSettings("emulated", python, block_tokens=BLOCK_TOKENS)
+        real = scenario.model.real
+        startup_s = None if real is None else real.startup_s
+        arguments = () if startup_s is None else ("--startup-s", f"{startup_s:g}")
+        return EngineSettings("emulated", python, arguments=arguments, block_tokens=BLOCK_TOKENS)
     python = _sglang_python(kind, options)
     exports = all(service.weights.version is not None for service in scenario.model.topology.services.values())
     if model and (model.startswith((".", "/")) or kind == "sglang-cpu") and not os.path.isdir(model):

@@ -163,7 +163,7 @@ def _merged(folder: pathlib.Path, end: RealEnd) -> Merged:
     from real.merge import MergeFailed, merge, read_logs
 
     try:
-        return merge(read_logs(folder / "events"), end.alive)
+        return merge(read_logs(folder / "events"), end.alive, round(end.took_s * 1e9))
     except MergeFailed as error:
         raise BadInput(f"the evidence of the run cannot be merged: {error}") from error
 

@@ -86,6 +86,8 @@ class RealStage:
         self._backend: RealBackend
         self._faults: RealFaults
         self._timed: list[ActiveFault] = []
+        self._loop_origin: float | None = None  # the loop's time at that of the run's start
+        self._timers = 0
         self._end = RealEnd("completed", "", 0.0, [], [])
         self.injector = Injector(scenario, self, self._now_quiet)
 
@@ -232,7 +234,12 @@ class RealStage:
         return self._backend.log.now_ns()
 
     def at(self, t_ns: int, fire: Callable[[], None]) -> None:
-        asyncio.get_running_loop().call_later(max(0.0, (t_ns - self.now_ns()) / NS), fire)
+        loop = asyncio.get_running_loop()
+        if self._loop_origin is None:
+            self._loop_origin = loop.time() - self.now_ns() / NS
+        # asyncio does not say which of two timers of one instant is first; here it is the one that was asked for first.
+        self._timers += 1
+        loop.call_at(self._loop_origin + t_ns / NS + self._timers * 1e-7, fire)
 
     def hook(
         self, kind: str, see: Callable[[Event], None], *, where: dict[str, Any], from_ns: int, wait: bool

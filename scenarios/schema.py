@@ -314,6 +314,8 @@ class RealModel(SpecModel):
     """Model name or path for SGLang."""
     time_scale: Annotated[float, Field(gt=0, le=1)] = 1.0
     """The times of the steps (at_s, after_s, from_s, for_s) are multiplied by this."""
+    startup_s: SomeSeconds | None = None
+    """Time in which an emulated engine starts, instead of its profile's: for runs that wait for it in real time."""
     set: dict[EngineKindName, dict[str, Any]] = {}
     """Kind of engine to keys that have another value there, written as for ``--set``: ``workload.for_s: 10``."""
 

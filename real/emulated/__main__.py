@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import dataclasses
 import os
 import signal
 import socket
@@ -26,6 +27,8 @@ def main() -> None:
     arguments = _parse()
     try:
         profile = load_profile(arguments.profile)
+        if arguments.startup_s is not None:
+            profile = dataclasses.replace(profile, startup_ns=round(arguments.startup_s * 1e9))
     except ProfileError as error:
         sys.exit(f"real.emulated: {error}")
     # Bound, but not listening: the port is taken, and connecting is refused while the engine loads.
@@ -44,6 +47,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--name", default="engine-0", help="for logs")
+    parser.add_argument("--startup-s", type=float, metavar="SECONDS", help="time to start (default: the profile's)")
     parser.add_argument("--weights-version", help="label of the weights it starts with (default: the profile's)")
     parser.add_argument("--weights-hash", help="their hash (default: the profile's)")
     parser.add_argument("--weights-bytes", type=int, help="their size, which is the time to load them")

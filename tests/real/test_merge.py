@@ -88,6 +88,13 @@ def test_a_cause_that_no_log_has_holds_up_nothing() -> None:
     assert _ids(merge([a.log], alive=[("a", 1)]).events) == [event.id]
 
 
+def test_what_is_done_after_the_end_of_the_run_is_no_evidence() -> None:
+    a, b = Writer("a"), Writer("b")
+    first, last = a.note(1), b.note(2)
+    a.note(3)
+    assert _ids(merge([a.log, b.log], alive=[("a", 1), ("b", 1)], until_ns=2 * MS).events) == _ids([first, last])
+
+
 def test_causes_in_a_circle_end() -> None:
     a, b = Writer("a"), Writer("b")
     a.note(1)

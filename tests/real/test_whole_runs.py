@@ -1,0 +1,138 @@
+"""Scenarios in the real world, by the command that a user types: verdicts, and nothing left of any of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import re
+import signal
+import socket
+import subprocess
+import tempfile
+from collections.abc import Iterator
+
+import pytest
+
+from analysis.rundir import RunDir, verify_manifest
+from analysis.verdict import judge_run
+from tests.real.run_command import TINY, command, until
+
+pytestmark = pytest.mark.ray
+EMULATED = ("--engine", "emulated")
+
+
+@pytest.fixture
+def temporary() -> Iterator[str]:
+    """A short path: Ray's sockets lie below it, and pytest's own folders are too long for them."""
+    with tempfile.TemporaryDirectory(prefix="st") as folder:
+        yield folder
+
+
+def test_a_run_leaves_a_whole_directory_and_nothing_else(tmp_path: pathlib.Path, temporary: str) -> None:
+    with command(tmp_path, temporary, *EMULATED, "--json") as run:
+        run.wait_for_event("request.done")
+        code, out, err = run.wait()
+        assert code == 0, out + err
+        assert run.left() == []
+    said = json.loads(out)
+    assert (said["backend"], said["result"], said["left_behind"], said["not_done"]) == ("real", "pass", [], [])
+    directory = RunDir.open(run.out)
+    assert verify_manifest(directory) == []
+    assert judge_run(directory).as_json() == json.loads(directory.verdict.read_text())
+    assert directory.info().backend == "real"
+    assert sorted(path.name for path in run.out.iterdir()) == [
+        "events.jsonl", "logs", "manifest.json", "report.html", "run.json", "trace.json", "verdict.json",
+    ]  # fmt: skip
+    events = list(directory.read_events())
+    assert [events[0].kind, events[1].kind, events[-1].kind] == ["actor.spawned", "run.started", "run.finished"]
+    assert events[1].data["world"] == "real" and events[1].data["clock_error_ns"] > 0
+    nodes = {event.data["node"] for event in events if event.kind == "actor.spawned"}
+    assert nodes == {"node-0", "node-1"}
+    engines = {event.actor: event.data["node"] for event in events if event.kind == "actor.spawned"
+               and event.data["role"] == "engine"}  # fmt: skip
+    assert engines == {"chat-0": "node-0", "chat-1": "node-1"}
+    assert not [event for event in events if event.kind in ("run.tail", "run.anomaly", "leak.found")]
+    assert {path.name for path in (run.out / "logs").glob("chat-*")} >= {"chat-0-1.log", "chat-1-1.log"}
+
+
+def test_nothing_is_left_of_a_driver_that_is_killed(tmp_path: pathlib.Path, temporary: str) -> None:
+    with command(tmp_path, temporary, *EMULATED) as run:
+        run.wait_for_event("request.done")
+        running = run.processes()
+        assert any("raylet" in said for said in running.values())
+        assert any("real.emulated" in said for said in running.values())
+        ports = _listening(set(running))
+        assert len(ports) > 4
+        run.process.send_signal(signal.SIGKILL)
+        run.process.wait()
+        until(lambda: not run.left(), 10)
+    for host, port in ports:
+        with socket.socket() as free:  # nobody accepts there any more
+            assert free.connect_ex((host, port)) != 0
+    assert sorted(path.name for path in run.out.iterdir()) == ["run.json"]
+
+
+def test_an_interrupted_run_is_judged_inconclusive_and_cleaned_up(tmp_path: pathlib.Path, temporary: str) -> None:
+    with command(tmp_path, temporary, *EMULATED) as run:
+        run.wait_for_event("request.done")
+        os.killpg(run.process.pid, signal.SIGINT)  # as a terminal does
+        code, out, err = run.wait(60)
+        assert code == 3, out + err
+        assert run.left() == []
+    assert "interrupted" in out
+    finished = list(RunDir.open(run.out).read_events())[-1]
+    assert (finished.kind, finished.data["reason"], finished.data["detail"]) == ("run.finished", "crash", "interrupted")
+    assert judge_run(RunDir.open(run.out)).result == "inconclusive"
+
+
+def test_an_engine_that_dies_at_its_start_fails_the_deployment_at_once(tmp_path: pathlib.Path, temporary: str) -> None:
+    text = TINY.replace("engine: tiny-cpu", "engine: broken.yaml")
+    profile = pathlib.Path(tmp_path, "broken.yaml")
+    text = text.replace("broken.yaml", str(profile))
+    shipped = pathlib.Path(__file__).resolve().parents[2] / "sim" / "profiles" / "tiny-cpu.yaml"
+    profile.write_text(shipped.read_text().replace("name: tiny-cpu", "name: broken"))
+    # It is there when the preflight looks, and gone when the engines do.
+    with command(tmp_path, temporary, *EMULATED, text=text) as run:
+        until(lambda: any(run.temporary.glob("*/events")) or run.process.poll() is not None, 60)
+        profile.unlink()
+        code, out, err = run.wait(90)
+        assert code == 3, out + err
+        assert run.left() == []
+    assert re.search(r"chat-\d died while it started", out), out
+    assert "real.emulated: " in out and "broken.yaml" in out  # its own last words
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "no GPU is visible here.*--engine emulated.*--engine sglang-cpu"),
+        ((*EMULATED, "--ray", "127.0.0.1:1"), "--ray 127.0.0.1:1: nobody answers there"),
+        ((*EMULATED, "--engine-python", "/nowhere/python"), "--engine-python /nowhere/python: cannot be run"),
+        (("--engine", "sglang-cpu", "--engine-python", "/nowhere/python"), "/nowhere/python: no Python interpreter"),
+        ((*EMULATED, "--set", "topology.services.chat.initial_replicas=4000", "--set", "topology.gpus_per_node=4000"),
+         "4000 emulated replicas.*GB of memory"),
+        ((*EMULATED, "--set", "network.link_latency_s=0.1"), "use a 'latency' fault"),
+        ((*EMULATED, "--explore"), "--explore and --hang-after go with --backend sim"),
+    ],
+)  # fmt: skip
+def test_what_is_missing_is_one_message_and_nothing_is_started(
+    tmp_path: pathlib.Path, temporary: str, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], message: str
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    with command(tmp_path, temporary, *arguments) as run:
+        code, out, err = run.wait(60)
+        assert (code, out) == (2, "")
+        assert re.search(message, err.replace("\n", " ")), err
+        assert not run.out.exists() and run.left() == []
+
+
+def _listening(pids: set[int]) -> list[tuple[str, int]]:
+    """(host, port) of the sockets on which processes listen."""
+    found = []
+    for line in subprocess.run(["ss", "-ltnpH"], capture_output=True, text=True, check=True).stdout.splitlines():
+        words = line.split()
+        if any(int(pid) in pids for pid in re.findall(r"pid=(\d+)", line)):
+            host, _, port = words[3].rpartition(":")
+            found.append(("127.0.0.1" if host in ("*", "0.0.0.0", "[::]") else host.strip("[]"), int(port)))
+    return found
