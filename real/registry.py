@@ -111,10 +111,11 @@ class NameRegistry:
         past.append(_Incarnation(len(past) + 1, spec, spawner))
         return len(past), state.processes
 
-    def booted(self, run: str, name: str, incarnation: int, pid: int, node: str) -> None:
-        """The process runs; its class may not have started yet."""
+    def booted(self, run: str, name: str, incarnation: int, pid: int, node: str) -> bool:
+        """The process runs; its class may not have started yet. False: it was declared dead before it could say so."""
         entry = self._runs[run].names[name][incarnation - 1]
         entry.pid, entry.node = pid, node
+        return entry.state != "dead"
 
     def started(self, run: str, name: str, incarnation: int) -> None:
         """``start()`` has returned: from here a lookup finds it."""

@@ -90,6 +90,7 @@ class EngineHost:
         self._life: asyncio.Task[None] | None = None
         self._is_ready = False
         self._dead = False
+        self._cleared = asyncio.Event()
         self._lost: Part | None = None  # a child that was killed on request: the main process will follow by itself
 
     # ---- remote ----
@@ -98,7 +99,9 @@ class EngineHost:
         """Record the birth and begin the start; the engine is far from ready when this returns."""
         node = ray.get_runtime_context().get_node_id()
         name, incarnation = self._identity.name, self._identity.incarnation
-        await self._registry.booted.remote(self._run.run, name, incarnation, os.getpid(), node)
+        if not await self._registry.booted.remote(self._run.run, name, incarnation, os.getpid(), node):
+            await self._die("killed", "", recorded=False)  # terminated before it was there; who did has recorded it
+            return Booted(self._address, self._public.port, self._log.lc)
         kind = f"{self._settings.kind}({self._spec.profile})"
         self._log.answered(lc, cause, "actor.spawned", cls=kind, node=self._node, role="engine")
         self._life = asyncio.get_running_loop().create_task(self._live())
@@ -243,8 +246,11 @@ class EngineHost:
     async def _die(self, reason: str, detail: str, *, recorded: bool = True) -> None:
         """Record the death, then make it complete: no process, no port, no shared memory, and this actor last."""
         if self._dead:
+            await self._cleared.wait()
             return
         self._dead = True
+        if self._life is not None and self._life is not asyncio.current_task():
+            self._life.cancel()  # it may be about to start the process
         if self._front is not None:
             self._front.seal()
         if recorded:
@@ -257,6 +263,7 @@ class EngineHost:
         for port in (self._public, self._private):
             port.close()
         await self._registry.condemn.remote(run, name, incarnation)
+        self._cleared.set()
         me = ray.get_runtime_context().current_actor
         asyncio.get_running_loop().call_later(_REPLY_S, ray.kill, me)  # Ray calls any other exit a failure
 

@@ -16,6 +16,7 @@ import pytest
 
 from protocol.errors import ConnectionLost, ConnectionRefused, Outcome
 from protocol.messages import GenerateRequest
+from protocol.ports import EngineSpec
 from real.engines.leftovers import clear_leftovers
 from tests.real.engine_world import (
     SPEC,
@@ -104,6 +105,39 @@ def test_a_death_with_a_request_in_flight(
     (lost,) = [event for event in events if event.kind == "call.done" and event.data["error"] == "ConnectionLost"]
     assert lost.data["outcome"] == "unknown"
     assert open_logs(tmp_path) == []
+
+
+def test_an_engine_that_is_terminated_while_it_reads_its_weights(tmp_path: pathlib.Path) -> None:
+    async def body(backend: RealBackend) -> None:
+        await backend.storage.write("exports/7/a", b"begun")
+        os.truncate(tmp_path / "storage" / "exports" / "7" / "a", 4 << 30)  # seconds to read, no room on the disk
+        await backend.engines.launch(EngineSpec("some-model", "exports/7"), name="genrm-0")
+        about = await backend.engines.describe("genrm-0")
+        assert about.main_pid == 0
+        await backend.engines.terminate("genrm-0")
+        assert not await backend.engines.alive("genrm-0") and gone([about.host_pid])
+
+    events = run_with_stubs(tmp_path, body)
+    assert [event.kind for event in kinds_of(events, "genrm-0")] == ["actor.spawned", "actor.died"]
+
+
+def test_a_launch_that_is_terminated_before_its_host_is_there(tmp_path: pathlib.Path) -> None:
+    async def body(backend: RealBackend) -> None:
+        launch = asyncio.create_task(backend.engines.launch(SPEC, name="genrm-0"))
+        while not await backend.engines.alive("genrm-0"):
+            await asyncio.sleep(0)
+        await backend.engines.terminate("genrm-0")
+        address = await launch
+        assert not await backend.engines.alive("genrm-0")
+        with pytest.raises(ConnectionRefused):
+            await backend.engines.client(address).get("/ready")
+        again = await backend.engines.launch(SPEC, name="genrm-0")
+        assert again.incarnation == 2
+
+    events = run_with_stubs(tmp_path, body)
+    first = [event.kind for event in kinds_of(events, "genrm-0") if event.inc == 1]
+    # Its host may have come so far as to hear of it, or was told on its arrival.
+    assert first[-1] == "actor.died" and first.count("actor.died") == 1 and "engine.ready" not in first
 
 
 def test_an_engine_that_ends_at_its_start_says_why(tmp_path: pathlib.Path) -> None:
