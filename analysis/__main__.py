@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from analysis.errors import BadInput
+from analysis.errors import BadInput, print_anything
 from analysis.explain import explain_check
 from analysis.outputs import require_unchanged, rewrite
 from analysis.reader import read_json
@@ -47,6 +47,7 @@ class _Group(click.Group):
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
 def main() -> None:
     """Reads what runs leave behind. RUN is a run directory."""
+    print_anything()
 
 
 @main.command()
@@ -57,16 +58,16 @@ def verdict(run: pathlib.Path, as_json: bool) -> None:
     directory = RunDir.open(run)
     unverified = require_unchanged(directory)
     reached = judge_run(directory)
+    compared = differences(reached, read_json(directory.verdict)) if directory.verdict.exists() else None
     if as_json:
         click.echo(json.dumps(reached.as_json(), indent=2, sort_keys=True))
     else:
         print_verdict(reached, directory.info().scenario)
     for line in [unverified] if unverified else []:
         click.echo(line, err=True)
-    if directory.verdict.is_file():
-        for line in differences(reached, read_json(directory.verdict)):
-            click.echo(f"differs from {directory.verdict}: {line}", err=True)
-    else:
+    for line in compared or []:
+        click.echo(f"differs from {directory.verdict}: {line}", err=True)
+    if compared is None:
         click.echo(f"{directory.verdict} is missing; nothing to compare with", err=True)
     sys.exit(reached.exit_code)
 
@@ -157,7 +158,7 @@ def schema(out: pathlib.Path, check: bool) -> None:
     """Write the page that documents every event kind."""
     page = schema_page()
     if check:
-        current = out.is_file() and out.read_text(encoding="utf-8") == page
+        current = out.is_file() and out.read_bytes() == page.encode()
         click.echo(f"{out}: {'current' if current else 'not current; run python -m analysis schema'}")
         sys.exit(0 if current else 1)
     write_atomic(out, page)
@@ -215,7 +216,7 @@ def _write_csv(path: pathlib.Path, stream: Callable[[], Any]) -> int:
     columns = list(dict.fromkeys(key for row in stream() for key in row))
     count = 0
     with atomic_file(path) as binary:
-        file = io.TextIOWrapper(binary, encoding="utf-8", newline="")
+        file = io.TextIOWrapper(binary, encoding="utf-8", errors="backslashreplace", newline="")
         writer = csv.DictWriter(file, columns)
         writer.writeheader()
         for row in stream():

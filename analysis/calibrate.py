@@ -14,6 +14,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import math
 import sys
 from pathlib import Path
 from typing import Any
@@ -207,6 +208,11 @@ def run_calibrate(data: Path | None, out: Path | None) -> int:
         profile = calibrate(data)
     except CalibrationError as error:
         print(f"calibrate: {error}", file=sys.stderr)
+        return 2
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+        # The runs are of one recording, whose files hold what is asked of them; others need not.
+        what = f"a value is missing or is no number ({type(error).__name__}: {error}) in one of {', '.join(FILES)}"
+        print(f"calibrate: {data}: {what}; are these the runs, unchanged?", file=sys.stderr)
         return 2
     text = profile_text(profile)
     if out is None:
@@ -416,7 +422,7 @@ def _least_squares(spans: list[_Span]) -> tuple[float, float, float]:
     for column in range(3):
         changed = [[right[i] if j == column else normal[i][j] for j in range(3)] for i in range(3)]
         solution.append(_determinant(changed) / whole)
-    if min(solution) <= 0:
+    if not all(0 < cost < math.inf for cost in solution):
         raise CalibrationError(f"the fit gives a cost that is not positive ({solution}); the runs contradict the model")
     return solution[0], solution[1], solution[2]
 
@@ -449,11 +455,14 @@ def _sha256(path: Path) -> str:
 def _read(data_dir: Path, name: str) -> Any:
     path = data_dir / name
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        read = json.loads(path.read_text(encoding="utf-8"))
     except OSError:
         raise CalibrationError(f"{path}: not there. {WHERE_TO_GET}") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CalibrationError(f"{path}: not JSON ({error})") from None
+    if not isinstance(read, list) or not all(isinstance(entry, dict) for entry in read):
+        raise CalibrationError(f"{path}: no list of events; is this the right file?")
+    return read
 
 
 def _event(events: Any, name: str, source: str) -> dict[str, Any]:

@@ -15,15 +15,16 @@ from analysis.errors import BadInput
 from protocol.evidence import KINDS, Event, EventKind, decode
 
 _CHUNK = 1 << 20
-# What a value of a declared type is once JSON is parsed, as an expression over its class ``c``. By identity, for bool
-# is a subclass of int.
-_CLASS_TESTS = {
-    "int": "c is int",
-    "float": "c is float or c is int",
+_INT = 1 << 63  # whole numbers are below: what reads evidence may hold them in 64 bits or make floats of them
+# What a value ``v`` of a declared type is once JSON is parsed, as an expression over it and its class ``c``. By
+# identity, for bool is a subclass of int. A NaN is within no bounds.
+_TESTS = {
+    "int": "c is int and -_M < v < _M",
+    "float": "(c is float or c is int) and -1e300 < v < 1e300",
     "str": "c is str",
     "bool": "c is bool",
-    "int?": "c is int or c is _N",
-    "float?": "c is float or c is int or c is _N",
+    "int?": "c is _N or c is int and -_M < v < _M",
+    "float?": "c is _N or (c is float or c is int) and -1e300 < v < 1e300",
     "str?": "c is str or c is _N",
 }
 Validator = Callable[[dict[str, Any]], str]
@@ -36,9 +37,9 @@ def _compile(kind: EventKind) -> Validator:
         if type_ == "json":
             source.append(f" d[{field!r}]")
         else:
-            source.append(f" c = d[{field!r}].__class__\n if not ({_CLASS_TESTS[type_]}): return {field!r}")
+            source.append(f" v = d[{field!r}]\n c = v.__class__\n if not ({_TESTS[type_]}): return {field!r}")
     source.append(" return ''")
-    namespace: dict[str, Any] = {"_N": type(None)}
+    namespace: dict[str, Any] = {"_N": type(None), "_M": _INT}
     exec("\n".join(source), namespace)
     made: Validator = namespace["wrong"]
     return made
@@ -102,10 +103,15 @@ class EventReader:
             have = sorted(data) if isinstance(data, dict) else data
             raise self._bad(f"{event.kind} has fields {have}; declared are {sorted(kind.fields)}")
         if wrong:
-            raise self._bad(f"{event.kind}.{wrong} is {data[wrong]!r}; declared as {kind.fields[wrong][0]}")
+            raise self._bad(f"{event.kind}.{wrong} is {_short(data[wrong])}; declared as {kind.fields[wrong][0]}")
         seq, t_ns, _, actor, inc, n, lc, cause, _ = event
         if not (
             seq.__class__ is t_ns.__class__ is inc.__class__ is n.__class__ is lc.__class__ is int
+            and seq < _INT
+            and -_INT < t_ns < _INT
+            and -1 <= inc < _INT
+            and 0 <= n < _INT
+            and 0 <= lc < _INT
             and actor.__class__ is str
             and (cause is None or (cause.__class__ is str and cause.count("/") >= 2))
         ):
@@ -115,8 +121,9 @@ class EventReader:
     @staticmethod
     def _bad_envelope(event: Event) -> str:
         for name in ("seq", "t_ns", "inc", "n", "lc"):
-            if type(getattr(event, name)) is not int:
-                return f"{name} is {getattr(event, name)!r}; must be a whole number"
+            value = getattr(event, name)
+            if type(value) is not int or not -_INT < value < _INT or (name != "t_ns" and value < -(name == "inc")):
+                return f"{name} is {_short(value)}; must be a whole number of 64 bits, not negative but for t_ns"
         if type(event.actor) is not str:
             return f"actor is {event.actor!r}; must be a name"
         return f"cause is {event.cause!r}; must be actor/incarnation/n"
@@ -131,16 +138,29 @@ def read_json(path: pathlib.Path) -> Any:
     Raises:
         BadInput: it is absent or no JSON; the message names file and line.
     """
+    if path.exists() and not path.is_file():
+        raise BadInput(f"{path}: is no file")
     try:
-        return json.loads(path.read_bytes())
+        read = json.loads(path.read_bytes())
+        json.dumps(read, ensure_ascii=False).encode()  # half a surrogate pair would fail wherever it is printed
+        return read
     except OSError as error:
         raise BadInput(f"{path}: cannot be read ({error.strerror})") from error
     except json.JSONDecodeError as error:
         raise BadInput(f"{path}: line {error.lineno}: not JSON ({error.msg})") from error
     except UnicodeDecodeError as error:
         raise BadInput(f"{path}: not UTF-8 ({error.reason} at byte {error.start})") from error
+    except UnicodeEncodeError as error:
+        raise BadInput(f"{path}: a text in it is none ({error.reason})") from error
+    except ValueError as error:  # a number of thousands of digits
+        raise BadInput(f"{path}: not JSON that this package wrote ({error})") from error
     except RecursionError as error:
         raise BadInput(f"{path}: not JSON that this package wrote (nested too deeply)") from error
+
+
+def _short(value: object) -> str:
+    shown = repr(value)
+    return shown if len(shown) <= 80 else f"{shown[:77]}..."
 
 
 def sha256_file(path: pathlib.Path) -> str:

@@ -38,9 +38,9 @@ class Preregistered(BaseModel):
     """Invariants that must have judged something, or the run is inconclusive. Others may find nothing to judge."""
     faults: int | None = None
     """Fault steps in the scenario; fewer injected make faults_hit inconclusive. None: not stated."""
-    converge_within_s: float = Field(default=60.0, gt=0)
+    converge_within_s: float = Field(default=60.0, gt=0, le=1e9)
     """After the last fault is healed, every request that was open must end within this time."""
-    shadow_s: float = Field(default=60.0, ge=0)
+    shadow_s: float = Field(default=60.0, ge=0, le=1e9)
     """How long after its healing a fault still explains a failed request (time-outs and retries run on)."""
 
 
@@ -111,13 +111,15 @@ class RunDir:
         except ValidationError as error:
             first = error.errors()[0]
             key = ".".join(str(part) for part in first["loc"])
-            raise BadInput(f"{self.run}: key {key!r}: {first['msg']}") from error
+            raise BadInput(f"{self.run}: {f'key {key!r}: ' if key else ''}{first['msg']}") from error
         if info.schema_version != SCHEMA_VERSION:
             raise BadInput(
                 f"{self.run}: key 'schema_version' is {info.schema_version}; this version reads {SCHEMA_VERSION}"
             )
         if hashlib.sha256(info.scenario_text.encode()).hexdigest() != info.scenario_sha256:
             raise BadInput(f"{self.run}: key 'scenario_sha256' is not the SHA-256 of 'scenario_text'")
+        if not info.scenario.isprintable():
+            raise BadInput(f"{self.run}: key 'scenario' is no name")
         return info
 
     def read_events(self) -> EventReader:
@@ -131,7 +133,8 @@ def write_atomic(path: pathlib.Path, content: str | bytes) -> None:
         BadInput: the folder cannot be written.
     """
     with atomic_file(path) as file:
-        file.write(content.encode() if isinstance(content, str) else content)
+        # Evidence may hold what no UTF-8 text can: half a surrogate pair is written as JSON writes it, as an escape.
+        file.write(content.encode(errors="backslashreplace") if isinstance(content, str) else content)
 
 
 @contextlib.contextmanager
@@ -264,5 +267,5 @@ def verify_manifest(directory: RunDir) -> list[str]:
 
 
 def is_complete(directory: RunDir) -> bool:
-    """Whether the run got as far as its manifest."""
-    return directory.manifest.is_file()
+    """Whether the run got as far as its manifest. What is there and is no file has taken its place."""
+    return os.path.lexists(directory.manifest)

@@ -260,10 +260,12 @@ class TraceWriter:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> bool | None:
-        if error is None:
+        if error is not None:
+            return self._stack.__exit__(kind, error, trace)
+        with self._stack:  # what goes wrong here leaves no half file either
             self._put(self._tracer.close())
             self._file.write(b"\n]}\n")
-        return self._stack.__exit__(kind, error, trace)
+        return None
 
     def feed(self, event: Event) -> None:
         """Take one event."""

@@ -189,7 +189,11 @@ def judge_run(directory: RunDir) -> Verdict:
     Raises:
         BadInput: one of the two cannot be used.
     """
-    arbiter = Judge(directory.info().preregistered)
+    try:
+        arbiter = Judge(directory.info().preregistered)
+    except BadInput as error:
+        where = str(directory.run)
+        raise error if str(error).startswith(where) else BadInput(f"{where}: key 'preregistered': {error}") from error
     reader = directory.read_events()
     for event in reader:
         arbiter.feed(event)

@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 import click
 
-from analysis.errors import BadInput
+from analysis.errors import BadInput, print_anything
 from scenarios.console import Shell
 from scenarios.load import Scenario, catalog, load
 from scenarios.runner import default_directory, preflight, repeat_command, run_in_sim
@@ -36,6 +36,7 @@ _HANG = click.option(
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 def cli() -> None:
     """Sea trials for the control plane of agentic RL post-training."""
+    print_anything()
 
 
 @cli.command("list")

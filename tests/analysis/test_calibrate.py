@@ -106,6 +106,9 @@ def test_an_incomplete_folder_is_refused_and_nothing_is_written(
         (FILES[0], "[]", "no event 's1_done'"),
         (FILES[1], "[]", "no event 'baseline_ray_free_gpus'"),
         (FILES[3], "[]", "no scale_out with a metrics_snapshot"),
+        (FILES[2], "null", "no list of events"),
+        (FILES[2], "[1]", "no list of events"),
+        (FILES[2], "[" * 100_000, "not JSON"),
     ],
 )
 def test_a_wrong_file_is_refused_by_name(tmp_path: Path, name: str, content: str, message: str) -> None:
@@ -113,6 +116,23 @@ def test_a_wrong_file_is_refused_by_name(tmp_path: Path, name: str, content: str
     (data / name).write_text(content, encoding="utf-8")
     with pytest.raises(CalibrationError, match=message):
         calibrate(data)
+
+
+@pytest.mark.shared
+@pytest.mark.parametrize("latency", [None, "x", float("nan"), [], 0])
+def test_a_value_that_is_no_number_is_one_message(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], latency: object
+) -> None:
+    data = copied(tmp_path)
+    events = json.loads((data / FILES[0]).read_text(encoding="utf-8"))
+    for event in events:
+        if event["event"] == "s1_done":
+            event["requests"][0]["latency"] = latency
+    (data / FILES[0]).write_text(json.dumps(events), encoding="utf-8")
+    assert run_calibrate(data, tmp_path / "out.yaml") == 2
+    said = capsys.readouterr()
+    assert said.out == "" and said.err.startswith("calibrate: ") and said.err.count("\n") == 1
+    assert not (tmp_path / "out.yaml").exists()
 
 
 @pytest.mark.shared

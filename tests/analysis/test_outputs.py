@@ -140,6 +140,41 @@ def test_a_stored_verdict_that_differs_is_told(tmp_path: pathlib.Path) -> None:
     assert "did not end by itself" in result.stderr
 
 
+@pytest.mark.parametrize("stored", [b"\xff", b"{", b"[" * 100_000, b'{"events":' + b"9" * 5000 + b"}", None])
+def test_a_stored_verdict_that_is_none_is_refused_before_anything_is_printed(
+    passing: RunDir, stored: bytes | None
+) -> None:
+    passing.manifest.unlink()
+    if stored is None:
+        passing.verdict.unlink()
+        passing.verdict.mkdir()
+    else:
+        passing.verdict.write_bytes(stored)
+    result = cli("verdict", passing.path)
+    assert (result.exit_code, result.stdout) == (2, "") and isinstance(result.exception, SystemExit)
+    assert result.stderr.startswith(f"error: {passing.verdict}: ")
+
+
+def test_evidence_that_is_no_text_is_shown_with_escapes(passing: RunDir) -> None:
+    passing.manifest.unlink()
+    passing.events.write_text(passing.events.read_text().replace('"e0', '"\\ud800'))
+    for command in ("verdict", "report", "trace", "table"):
+        assert isinstance(cli(command, passing.path).exception, SystemExit | type(None))
+    assert cli("explain", passing.path, "--check", "nothing_lost").exit_code == 0
+    assert cli("table", passing.path, "--csv", passing.path / "rows.csv").exit_code == 0
+    assert "\\ud800" in passing.report.read_text()
+
+
+def test_preregistered_criteria_that_are_none_name_their_file(passing: RunDir) -> None:
+    passing.manifest.unlink()
+    raw = json.loads(passing.run.read_text())
+    raw["preregistered"]["acceptance"] = [{"answered": {}}]
+    passing.run.write_text(json.dumps(raw))
+    result = cli("verdict", passing.path)
+    assert result.exit_code == 2
+    assert f"error: {passing.run}: key 'preregistered': acceptance criterion 'answered' is unknown" in result.stderr
+
+
 def test_cut_evidence_is_judged_and_told(passing: RunDir) -> None:
     passing.manifest.unlink()
     passing.verdict.unlink()
@@ -445,6 +480,8 @@ def test_schema_command(tmp_path: pathlib.Path) -> None:
     assert cli("schema", "--check", "--out", out).exit_code == 1
     assert cli("schema", "--out", out).exit_code == 0
     assert cli("schema", "--check", "--out", out).exit_code == 0
+    out.write_bytes(b"\xff")
+    assert cli("schema", "--check", "--out", out).exit_code == 1
 
 
 def test_calibrate_command_says_where_the_data_is() -> None:
