@@ -274,7 +274,11 @@ def run_real(
         run, folder, time.monotonic_ns(), python_path, engines, nodes, clocks.offsets_ns, clocks.error_ns
     )  # fmt: skip
     remote = ray.remote(num_cpus=0, max_restarts=0)(NameRegistry)
-    registry = remote.options(name=REGISTRY, namespace=NAMESPACE, lifetime="detached", get_if_exists=True).remote()
+    # On the driver's node, which is never lost: a node that is must not take the names of all others with it.
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    registry = remote.options(
+        name=REGISTRY, namespace=NAMESPACE, lifetime="detached", get_if_exists=True, scheduling_strategy=here
+    ).remote()
     ray.get(registry.open.remote(run))
     backend = RealBackend(config, ProcessIdentity(DRIVER, 0, 0))
     backend.own_process()

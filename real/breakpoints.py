@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 HELD_AT_MOST_S: Final = 15.0
 """The driver acts within milliseconds, or a second for a node; it is gone or hangs when it has not by then."""
 
-NEVER_EMITTED: Final = frozenset({"run.finished"})
+NEVER_EMITTED: Final = frozenset({"run.finished", "run.tail"})
 """Kinds that no process emits while steps can fire (a test compares this with the code)."""
 
 

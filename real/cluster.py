@@ -77,6 +77,7 @@ class LocalCluster:
         self._gpus = gpus
         self._cluster: Any = None
         self._nodes: dict[str, Any] = {}
+        self._births = 0
 
     def start(self) -> None:
         """Start it, and connect this process to it.
@@ -134,8 +135,9 @@ class LocalCluster:
             _reap(node)
 
     def _add(self, name: str) -> None:
-        from real.nodes import LABEL
+        from real.nodes import BIRTH, LABEL
 
+        self._births += 1
         count, devices = self._gpus[int(name.removeprefix("node-"))]
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         if devices is not None:
@@ -143,7 +145,7 @@ class LocalCluster:
         try:
             self._nodes[name] = self._cluster.add_node(
                 num_cpus=_LOGICAL_CPUS, num_gpus=count, object_store_memory=_OBJECT_STORE_BYTES,
-                include_dashboard=False, include_log_monitor=False, no_monitor=True, labels={LABEL: name},
+                include_dashboard=False, include_log_monitor=False, no_monitor=True, labels={LABEL: name, BIRTH: str(self._births)},
             )  # fmt: skip
         finally:
             if devices is not None:

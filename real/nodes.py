@@ -11,6 +11,9 @@ from typing import Any, Final
 import ray
 
 LABEL: Final = "seatrial-node"
+BIRTH: Final = "seatrial-birth"
+"""Label: how many nodes the cluster had started before. Ray lists a node that was lost as alive for some 15 s, and by
+then the node that took its name may be there."""
 
 Named = tuple[tuple[str, str], ...]
 """(name, Ray's id) of nodes without a label."""
@@ -26,7 +29,7 @@ def living_nodes(given: Named) -> dict[str, str]:
     """The living nodes: name to Ray's id, in the order of names. ``given``: as ``name_nodes`` has made it."""
     known = {ray_id: name for name, ray_id in given}
     found = {}
-    for row in ray.nodes():
+    for row in sorted(ray.nodes(), key=lambda row: int(row.get("Labels", {}).get(BIRTH, 0))):
         name = _label(row) or known.get(row["NodeID"])
         if row["Alive"] and name is not None:
             found[name] = row["NodeID"]

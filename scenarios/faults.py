@@ -269,7 +269,6 @@ class NodeLoss(FaultSpec):
     target = "node"
     healing = "reverted"
     colour = "#843c39"
-    worlds = ("sim",)
     must_hit = {"processes": {"at_least": 1}}
     zombie: bool = False
 

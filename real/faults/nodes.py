@@ -24,6 +24,8 @@ class NodeLoss(Fault):
             raise FaultRefused(f"target {name!r}: no such node; there are {', '.join(nodes)}")
         if name == nodes[0]:
             raise FaultRefused(f"target {name!r}: it is Ray's head node, and Ray ends with it; take {nodes[-1]!r}")
+        if name == site.backend.node:
+            raise FaultRefused(f"target {name!r}: the driver runs there")
         self.machines = site.machines
         self._lost = [card for card in site.census.everybody() if card.node == name and card.alive]
         return {"processes": len(self._lost)}

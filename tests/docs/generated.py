@@ -13,6 +13,7 @@ from pydantic_core import PydanticUndefined
 from analysis.acceptance import CRITERIA
 from analysis.checks import INVARIANTS
 from scenarios.faults import CATALOG, VERBS, FaultSpec
+from tests.docs.fault_ways import WAYS
 
 _TARGETS = {
     "process": "process", "link": "link", "node": "node", "storage": "path (or none: every file)", "placement": "none"
@@ -39,9 +40,19 @@ def faults_page() -> str:
         "## Verbs", "", "A step can also do something that is no fault:", "",
         *_table(("`do`", "what happens", "`with` (default)"), (
             (f"`{name}`", _sentence(model).partition(": ")[2], _parameters(model)) for name, model in VERBS.items())),
-        "", "## What the real world cannot do", "",
-        *(f"- `{fault.name}` exists in sim alone." for fault in CATALOG if fault.worlds == ("sim",)), "",
-        "Scenarios run in sim alone so far; see the README.",
+        "", "## How each world does it", "",
+        "In the real world the faults in force lie in one file of the run, which every process looks at before it",
+        "sends, writes or answers (a microsecond or two while nothing has changed). Each hit is a file that can be",
+        "created once, so `count` holds over all processes. Signals reach processes on the driver's machine; a fault",
+        "that would need one elsewhere is refused when its step fires.", "",
+        *_table(("`do`", "simulated", "real"), (
+            (f"`{fault.name}`", *WAYS[fault.name]) for fault in CATALOG)), "",
+        "## Event-triggered steps", "",
+        "In sim a step acts inside of the emission. In the real world the kinds that steps wait for are breakpoints:",
+        "the process that emits a matching event has written it to its log and then blocks, with all that it does,",
+        "until the driver has acted (`phase: before`; about half a millisecond), or only tells the driver (`after`).",
+        "The driver's own events are seen at once. A driver that does not answer within 15 s is recorded as",
+        "`run.anomaly`, and the process goes on. Kinds that no process emits during a run are refused before it.",
     ]  # fmt: skip
     return "\n".join(text) + "\n"
 
