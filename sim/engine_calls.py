@@ -6,8 +6,8 @@ from typing import Any
 
 from sim import engine_generate, engine_openai
 from sim.engine import SimEngine
-from sim.engine_generate import GenerateCall, generate_refusal, stream_refusal
-from sim.engine_json import JsonCall
+from sim.engine_generate import GenerateCall, UnknownField, generate_refusal, stream_refusal
+from sim.engine_json import BadBody, JsonCall
 from sim.engine_openai import OpenAICall, openai_refusal
 
 ROUTES = (engine_generate.ROUTE, *engine_openai.ROUTES)
@@ -30,13 +30,15 @@ def read_call(route: str, body: dict[str, Any], engine: SimEngine, *, new_id: st
         body,
         new_id=new_id,
         now_s=now_s,
-        model=engine.model_path,
         context_length=engine.profile.context_length,
     )
 
 
-def bad_body(route: str, message: str, *, stream: bool) -> tuple[int, Any]:
+def bad_body(route: str, error: BadBody, *, stream: bool) -> tuple[int, Any]:
     """Status and body of the answer to a body that cannot be read; of a stream, the only event and status 200."""
+    message = str(error)
     if route != engine_generate.ROUTE:
         return 400, openai_refusal(message)
+    if isinstance(error, UnknownField):
+        return 400, {"error": message}
     return (200, stream_refusal(message)) if stream else (400, generate_refusal(message))

@@ -37,7 +37,7 @@ def serve_json(process: EngineProcess, exchange: Exchange) -> tuple[str, ...]:
         call = read_call(route, body, engine, new_id=new_id, now_s=engine.env.now / 1e9)
     except BadBody as error:
         stream = bool(body.get("stream", False))
-        status, document = bad_body(route, str(error), stream=stream)
+        status, document = bad_body(route, error, stream=stream)
         events = [json.dumps(document), DONE] if status == 200 else []
         engine.serve(lambda: _Answer(process, exchange).refuse(status, document, events))
         return ()

@@ -22,6 +22,10 @@ SAMPLING_KEYS = (
 _DEFAULT_NEW_TOKENS = 128
 
 
+class UnknownField(BadBody):
+    """A key that SGLang's schema does not have. Its refusal has the text alone, and no stream."""
+
+
 class GenerateCall(JsonCall):
     """A /generate call. ``many``: its answer is a list."""
 
@@ -40,7 +44,8 @@ class GenerateCall(JsonCall):
             raise BadBody("sampling_params must be one object")
         unknown = sorted(key for key in sampling if key not in SAMPLING_KEYS)
         if unknown:
-            raise BadBody(f"Unexpected sampling_params key {unknown[0]!r}; allowed: {', '.join(SAMPLING_KEYS)}")
+            expected = ", ".join(f"`{key}`" for key in SAMPLING_KEYS)
+            raise UnknownField(f"unknown field `{unknown[0]}`, expected one of {expected}")
         copies = whole_number(sampling.get("n"), 1, "n")
         max_new = whole_number(sampling.get("max_new_tokens"), _DEFAULT_NEW_TOKENS, "max_new_tokens")
         if copies < 1 or max_new < 1:

@@ -40,6 +40,8 @@ class EngineLifecycle:
         self.name = name
         self.port = port
         self.version = profile.weights_version
+        self.started_version = profile.weights_version  # what /server_info says, always
+        self.reported_version = profile.weights_version  # what /model_info says: unchanged by a load whose flush fails
         self.weight_hash = f"{profile.name}:{profile.weights_version}"
         self.model_path = profile.model_path
         self.alive = False
@@ -76,6 +78,7 @@ class EngineLifecycle:
             raise RuntimeError(f"engine {self.name}: start() is for a new object, once")
         self.alive = True
         self.version = self.version if version is None else version
+        self.started_version = self.reported_version = self.version
         self.weight_hash = self.weight_hash if weight_hash is None else weight_hash
         duration = self.profile.startup_ns
         if size_bytes is not None:

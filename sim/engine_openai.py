@@ -29,10 +29,8 @@ class OpenAICall(JsonCall):
         self._sent = 0
 
     @classmethod
-    def read(
-        cls, route: str, body: dict[str, Any], *, new_id: str, now_s: float, model: str, context_length: int
-    ) -> OpenAICall:
-        """Read a body. ``model``: the served name, where the body names none. Raises BadBody."""
+    def read(cls, route: str, body: dict[str, Any], *, new_id: str, now_s: float, context_length: int) -> OpenAICall:
+        """Raises BadBody."""
         chat = route == CHAT
         if body.get("n", 1) not in (1, None):
             raise BadBody("n: this engine gives one choice a request")
@@ -53,7 +51,7 @@ class OpenAICall(JsonCall):
                 Continuation(prompt),
             ),
             chat=chat,
-            model=str(body.get("model") or model),
+            model=str(body.get("model") or "default"),
             include_usage=bool(options.get("include_usage", False)) if isinstance(options, dict) else False,
             stream=bool(body.get("stream", False)),
             now_s=now_s,
@@ -81,23 +79,32 @@ class OpenAICall(JsonCall):
 
     def more(self, version: str) -> list[str]:
         """What has come since the last event: a difference, unlike the events of /generate."""
-        text = self._job.output.text
-        new, self._sent = text[self._sent :], len(text)
+        new = self._new()
         return [self._event({"content": new} if self._chat else new)] if new else []
 
     def end(self) -> list[str]:
         result = self._job.ended
-        events = self.more(result.weight_version)
-        events.append(self._event({} if self._chat else "", result.finish_reason, _matched(result)))
+        finish = (result.finish_reason, _matched(result))
+        if self._chat:
+            events = [*self.more(result.weight_version), self._event({}, *finish)]
+        else:
+            events = [self._event(self._new(), *finish)]  # the last text and the end in one
         if self._include_usage:
             usage = {**self._head("chat.completion.chunk"), "choices": [], "usage": _usage(result)}
             events.append(json.dumps(usage))
         return [*events, DONE]
 
+    def _new(self) -> str:
+        text = self._job.output.text
+        new, self._sent = text[self._sent :], len(text)
+        return new
+
     def _event(self, said: Any, finish: str | None = None, matched: int | None = None) -> str:
-        choice = {"index": 0, "delta" if self._chat else "text": said, "logprobs": None}
-        choice |= {"finish_reason": finish, "matched_stop": matched}
-        return json.dumps({**self._head("chat.completion.chunk"), "choices": [choice], "usage": None})
+        end = {"logprobs": None, "finish_reason": finish, "matched_stop": matched}
+        if self._chat:
+            choice = {"index": 0, "delta": {"reasoning_content": None, **said}, **end}
+            return json.dumps({**self._head("chat.completion.chunk"), "choices": [choice]})
+        return json.dumps({**self._head(""), "choices": [{"index": 0, "text": said, **end}], "usage": None})
 
     def _head(self, kind: str) -> dict[str, Any]:
         kind = kind if self._chat else "text_completion"
@@ -152,4 +159,5 @@ def _usage(result: EngineResult) -> dict[str, Any]:
         "completion_tokens": result.completion_tokens,
         "prompt_tokens_details": None,
         "reasoning_tokens": 0,
+        "completion_tokens_details": None,
     }

@@ -31,7 +31,9 @@ def cache_hit_rate(engine: SimEngine) -> float:
 
 
 def server_info(engine: SimEngine) -> dict[str, Any]:
-    """GET /server_info: all server arguments (null where this engine does not model them) and the live state."""
+    """GET /server_info: all server arguments (null where this engine does not model them) and the live state.
+
+    The version is an argument: that of the start, whatever was loaded since, as seen."""
     profile = engine.profile
     info: dict[str, Any] = dict.fromkeys(SERVER_ARGS)
     info.update(
@@ -51,7 +53,7 @@ def server_info(engine: SimEngine) -> dict[str, Any]:
         page_size=1,
         enable_metrics=True,
         disable_radix_cache=False,
-        weight_version=engine.version,
+        weight_version=engine.started_version,
         random_seed=0,
         status="ready" if engine.ready() == 200 else "starting" if not engine.listening else "unhealthy",
         version=SGLANG_VERSION,
@@ -70,13 +72,13 @@ def server_info(engine: SimEngine) -> dict[str, Any]:
 
 
 def model_info(engine: SimEngine) -> dict[str, Any]:
-    """GET /model_info. Path and served name follow the last weight load, as seen."""
+    """GET /model_info. Path, served name and version follow the last weight load, unless its flush failed, as seen."""
     return {
         "model_path": engine.model_path,
         "served_model_name": engine.model_path,
         "tokenizer_path": engine.profile.model_path,
         "is_generation": True,
-        "weight_version": engine.version,
+        "weight_version": engine.reported_version,
         "model_type": "sim",
         "architectures": [engine.profile.name],
     }

@@ -1,7 +1,8 @@
 """Weight loads of a simulated engine: who waits for whom, what a refused flush leaves behind, and version spans.
 
-Source: ../shared/spec/engines.md, section 3, "weights". SGLang guards a load with a reader-writer lock: every request
-reads, an unpaused load writes, and what comes after a waiting writer waits too. A paused engine loads without the lock.
+Source: ../shared/spec/engines.md, section 3, "weights", and docs/engines.md. SGLang guards a load with a reader-writer
+lock: every request reads, an unpaused load writes, and what comes after a waiting writer waits too. A paused engine
+loads without the lock.
 """
 
 from __future__ import annotations
@@ -77,9 +78,11 @@ class WeightLoader:
         engine.weight_hash = load.weight_hash
         if load.version is not None:
             engine.version = load.version
-        if load.model_path is not None:
-            engine.model_path = load.model_path
         flushed = scheduler.flush() if load.flush_cache else True
+        if flushed:  # else the tokenizer's process, which answers for name and version, takes the load for a failure
+            engine.reported_version = engine.version
+            if load.model_path is not None:
+                engine.model_path = load.model_path
         self._end(load, AdminResult(200 if flushed else 400, flushed, _DONE if flushed else _HALF_DONE, paused))
 
     def _end(self, load: WeightLoad, result: AdminResult) -> None:
@@ -106,7 +109,7 @@ class WeightLoader:
     def label(self, change: tuple[str, AdminDone | None]) -> None:
         """Scheduler message: another label on the same weights."""
         self.cut_spans()
-        self.engine.version = change[0]
+        self.engine.version = self.engine.reported_version = change[0]
         self.engine.reply(change[1], AdminResult(200, True, f"Weight version updated to {change[0]}"))
 
     def cut_spans(self) -> None:

@@ -19,7 +19,6 @@ from aiohttp import web
 from real.emulated.pacer import Pacer
 from sim.engine import SimEngine
 from sim.engine_calls import ROUTES, bad_body, read_call
-from sim.engine_generate import generate_refusal
 from sim.engine_json import DONE, BadBody, JsonCall, json_object
 from sim.engine_metrics import get as render_page
 from sim.engine_pages import loads
@@ -63,7 +62,7 @@ class Server:
         try:
             call = read_call(request.path, body, engine, new_id=uuid.uuid4().hex, now_s=time.time())
         except BadBody as error:
-            status, document = bad_body(request.path, str(error), stream=bool(body.get("stream", False)))
+            status, document = bad_body(request.path, error, stream=bool(body.get("stream", False)))
             if status != 200:
                 return web.json_response(document, status=status)
             response = await _event_stream(request)
@@ -136,7 +135,7 @@ class Server:
         body = await _body(request)
         path = body.get("model_path")
         if not isinstance(path, str) or not path:
-            return _error("model_path: the folder of the weights is needed")
+            return _invalid("model_path: the folder of the weights is needed")
         version = body.get("weight_version")
         found = await asyncio.to_thread(read_weights, path)
         result = await self._admin(
@@ -161,7 +160,7 @@ class Server:
     async def _update_version(self, request: web.Request) -> web.Response:
         body = await _body(request)
         if "new_version" not in body:
-            return _error("new_version: the new label is needed")
+            return _invalid("new_version: the new label is needed")
         version = str(body["new_version"])
         result = await self._admin(
             lambda done: self._engine.update_weight_version(
@@ -210,13 +209,15 @@ def _refused(call: JsonCall) -> web.Response | None:
     return web.json_response(call.refusal(refused.error, refused.status), status=refused.status)
 
 
-def _error(message: str, status: int = 400) -> web.Response:
-    return web.json_response(generate_refusal(message), status=status)
+def _invalid(message: str) -> web.Response:
+    """What FastAPI's check of an admin body says."""
+    body = {"object": "error", "message": message, "type": "Bad Request", "param": None, "code": 400}
+    return web.json_response(body, status=400)
 
 
 def _status(result: AdminResult) -> web.Response:
     if result.status != 200:
-        return _error(result.message, result.status)
+        return _invalid(result.message)
     return web.json_response({"message": result.message, "status": "ok"})
 
 
@@ -228,7 +229,7 @@ async def _as_fastapi(
     try:
         return await handler(request)
     except BadBody as error:
-        return _error(str(error))
+        return _invalid(str(error))
     except web.HTTPNotFound:
         return web.json_response({"detail": "Not Found"}, status=404)
     except web.HTTPMethodNotAllowed:

@@ -41,11 +41,15 @@ async def fact_get_load_is_gone(stage: Stage) -> None:
 
 
 async def fact_pages(stage: Stage) -> None:
-    """/server_info, /model_info and their old names agree on the version; /server_info has over 500 keys."""
-    info = await stage.page("/server_info")
-    assert len(info) > 500 and info["max_req_input_len"] == stage.context - 6
-    for page in ("/get_server_info", "/model_info", "/get_model_info"):
-        assert (await stage.page(page))["weight_version"] == info["weight_version"]
+    """/model_info tells the version now; /server_info has over 500 keys, and always the version of the start."""
+    reply, _ = await stage.admin("/update_weight_version", new_version="label-2")
+    assert reply.status == 200
+    for page in ("/model_info", "/get_model_info"):
+        assert (await stage.page(page))["weight_version"] == "label-2"
+    for page in ("/server_info", "/get_server_info"):
+        info = await stage.page(page)
+        assert len(info) > 500 and info["max_req_input_len"] == stage.context - 6
+        assert info["weight_version"] == "default"
     models = await stage.page("/v1/models")
     assert models["object"] == "list" and models["data"][0]["owned_by"] == "sglang"
 
@@ -56,7 +60,7 @@ async def fact_metrics(stage: Stage) -> None:
     status, page = await stage.client.get("/metrics")
     assert status == 200
     for name in ("num_running_reqs", "num_queue_reqs", "token_usage", "gen_throughput", "prompt_tokens_total"):
-        assert f"sglang:{name}{{" in page, name
+        assert f"sglang:{name}{{" in page, (name, page[:500])
 
 
 async def fact_an_answer_tells_versions_and_times(stage: Stage) -> None:
@@ -345,25 +349,35 @@ async def fact_a_load_in_place_keeps_the_cache(stage: Stage) -> None:
 
 
 async def fact_a_refused_flush_has_changed_the_weights(stage: Stage) -> None:
-    """Paused in place, a load with a flush is 400 without success, and weights and version have changed."""
+    """Paused in place, a load with a flush is 400; tokens are of the new version all the same, /model_info tells the old."""
     path = await stage.export("1006")
+    old = await stage.page("/model_info")
     task = stage.start(1.5)
     await asyncio.sleep(0.5)
     await stage.pause("in_place")
     reply, _ = await stage.load(path, "1006")
     assert reply.status == 400 and not reply.success
     assert reply.body.startswith("Weights were updated, but")
-    assert (await stage.page("/model_info"))["weight_version"] == "1006"
     await stage.resume()
-    assert [span.version for span in (await task).spans][1:] == ["1006"]
+    result = await task
+    assert [span.version for span in result.spans][1:] == ["1006"] and result.weight_version == "1006"
+    assert (await stage.client.generate(stage.request())).weight_version == "1006"
+    now = await stage.page("/model_info")
+    assert now["weight_version"] == old["weight_version"] != "1006" and now["model_path"] == old["model_path"]
 
 
 async def fact_a_missing_path_changes_nothing(stage: Stage) -> None:
-    """A load from a missing path is 400 without success, after 1 s or more, and the old weights are served."""
-    old = (await stage.page("/model_info"))["weight_version"]
-    reply, took = await stage.load("exports/none-such", "1007")
-    assert reply.status == 400 and not reply.success and took >= 1.0
+    """A load from a missing path is 400 without success, and the old weights are served."""
+    old = (await stage.client.generate(stage.request())).weight_version
+    reply, _ = await stage.load("exports/none-such", "1007")
+    assert reply.status == 400 and not reply.success
     assert (await stage.client.generate(stage.request())).weight_version == old
+
+
+async def fact_a_missing_path_takes_a_second(stage: Stage) -> None:
+    """A load from a missing path is answered after 1.3 s: it is looked for as the name of a model on a hub."""
+    _, took = await stage.load("exports/none-such", "1008")
+    assert took >= 1.0, took
 
 
 async def fact_the_label_alone(stage: Stage) -> None:
@@ -460,36 +474,45 @@ async def fact_sigterm_lets_go_slowly(stage: Stage) -> None:
     assert stage.now - began < 1.0
     assert (await stage.client.generate(stage.request())).finish_reason == "length"
     assert (await first).completion_tokens == stage.lasting(1.5)
-    assert await gone(stage, 9.0) and 4.5 < stage.now - began < 8.0
+    assert await gone(stage, 14.0)
+    took = stage.now - began
+    assert 4.5 < took < 8.5, took
 
 
 async def fact_sigterm_waits_for_traffic(stage: Stage) -> None:
-    """After SIGTERM steady traffic holds the process open past its first poll."""
+    """After SIGTERM steady traffic holds the process open past its first poll, 5 s later."""
     began = stage.now
-    first = stage.start(6.5)
-    await asyncio.sleep(0.3)
+
+    async def ask() -> None:
+        while stage.now - began < 7.0:
+            assert (await stage.client.generate(stage.request(stage.lasting(0.4)))).finish_reason == "length"
+
+    traffic = [stage.task(ask()) for _ in range(3)]  # so many that one is always in flight
+    await asyncio.sleep(0.1)
     await stage.hands.sigterm(stage.backend, stage.address.name)
-    assert (await first).finish_reason == "length"
-    assert stage.now - began > 5.5
-    assert await gone(stage, 9.0)
+    await asyncio.gather(*traffic)
+    assert await gone(stage, 14.0)
 
 
 async def fact_sigkill_of_the_main_process(stage: Stage) -> None:
-    """SIGKILL of the main process breaks every connection within 0.05 s; then connecting is refused."""
-    assert await silence(stage, "main") < 0.5
+    """SIGKILL of the main process breaks every connection at once; then connecting is refused."""
+    took = await silence(stage, "main")
+    assert took < 2.0, took  # 0.05 s on a machine that is idle
     with pytest.raises(ConnectionRefused):
         await stage.client.get("/ready")
 
 
 async def fact_sigkill_of_the_scheduler(stage: Stage) -> None:
     """SIGKILL of the scheduler: clients, new ones too, hang 5.9 s before all connections break."""
-    assert 5.0 < await silence(stage, "scheduler") < 8.0
+    took = await silence(stage, "scheduler")
+    assert 5.0 < took < 8.0, took
     assert await gone(stage, 3.0)
 
 
 async def fact_sigkill_of_the_detokenizer(stage: Stage) -> None:
     """SIGKILL of the detokenizer: clients, new ones too, hang 66 s before all connections break."""
-    assert 60.0 < await silence(stage, "detokenizer") < 75.0
+    took = await silence(stage, "detokenizer")
+    assert 60.0 < took < 75.0, took
     assert await gone(stage, 3.0)
 
 
