@@ -30,12 +30,13 @@ Relay = Callable[["Inbound", web.StreamResponse], Awaitable[None]]
 class _Generation:
     """One delivery of a generation request."""
 
-    __slots__ = ("accepted_s", "rid", "streaming")
+    __slots__ = ("accepted_s", "epoch", "rid", "streaming")
 
-    def __init__(self, rid: str, streaming: bool, accepted_s: float) -> None:
+    def __init__(self, rid: str, streaming: bool, accepted_s: float, epoch: tuple[int, int]) -> None:
         self.rid = rid
         self.streaming = streaming
         self.accepted_s = accepted_s
+        self.epoch = epoch
 
 
 class Generations:
@@ -78,16 +79,16 @@ class Generations:
         assert task is not None
         accepted_s = asyncio.get_running_loop().time()
         self._log.answered(inbound.lc, inbound.cause, "engine.accepted", request=rid, running=len(self._open), queued=0)
-        self._open[task] = _Generation(rid, streaming, accepted_s)
+        generation = self._open[task] = _Generation(rid, streaming, accepted_s, self._served.epoch)
         self._changed(len(self._open))
         try:
             content = {"Content-Type": "application/json"}
             async with self._session.post(inbound.route, data=inbound.body, headers=content) as answer:
                 if answer.status == 200 and answer.content_type == "text/event-stream":
-                    return await self._stream(inbound, answer, rid, relay)
+                    return await self._stream(inbound, answer, generation, relay)
                 body = await answer.read()
                 if answer.status == 200:
-                    await self._finished(rid, ending_of(json.loads(body)))
+                    await self._finished(generation, ending_of(json.loads(body)))
                 else:
                     self._refused(rid, answer.status, body.decode(errors="replace"))
                 response = web.Response(status=answer.status, body=body, headers=_content_type(answer))
@@ -135,20 +136,20 @@ class Generations:
             rid = f"foreign-{self._log.actor}-{self._log.incarnation}-{self._foreign:07d}"
         return rid, streaming
 
-    async def _finished(self, rid: str, ending: Ending) -> None:
+    async def _finished(self, generation: _Generation, ending: Ending) -> None:
         served = self._served
         await served.explained(ending)
         self._log.answered(
-            0, None, "engine.finished", request=rid, reason=ending.reason,
+            0, None, "engine.finished", request=generation.rid, reason=ending.reason,
             completion_tokens=ending.completion_tokens, cached_tokens=ending.cached_tokens,
-            stale_cached_tokens=served.stale_cached_tokens(ending), spans=served.spans(ending),
+            stale_cached_tokens=served.stale_cached_tokens(ending), spans=served.spans(ending, generation.epoch),
         )  # fmt: skip
 
     def _refused(self, rid: str, status: int, why: str) -> None:
         self._log.answered(0, None, "engine.refused", request=rid, status=status, why=why[:1000])
 
     async def _stream(
-        self, inbound: Inbound, answer: aiohttp.ClientResponse, rid: str, relay: Relay | None
+        self, inbound: Inbound, answer: aiohttp.ClientResponse, generation: _Generation, relay: Relay | None
     ) -> web.StreamResponse:
         """Relay server-sent events one by one; the end of the generation is recorded before the event that tells it."""
         response = web.StreamResponse(headers=_content_type(answer))
@@ -158,9 +159,9 @@ class Generations:
         async for event in _events(answer.content):
             watch.look(event)
             if watch.refusal is not None:
-                self._refused(rid, *watch.refusal)
+                self._refused(generation.rid, *watch.refusal)
             elif watch.ending is not None:
-                await self._finished(rid, watch.ending)
+                await self._finished(generation, watch.ending)
             if not heard:
                 continue  # the caller has gone, or was never there; the end is observed all the same
             try:

@@ -50,12 +50,14 @@ class Served:
         self.hashes = {version: weight_hash}
         self._mixed = False  # the prefix cache may hold what earlier weights computed
         self._changes = 0
+        self._epoch = 0
         self._settled = asyncio.Event()
         self._settled.set()
 
     def change_begins(self) -> None:
         """The engine was asked to change its weights; until the answer comes it may serve either."""
         self._changes += 1
+        self._epoch += 1
         self._settled.clear()
 
     def change_ended(self) -> None:
@@ -72,6 +74,7 @@ class Served:
 
     def relabelled(self, version: str) -> None:
         """The same weights under another label."""
+        self._epoch += 1
         self.version = version
         self.hashes[version] = self.weight_hash
 
@@ -83,11 +86,24 @@ class Served:
 
         The engine computes with new weights some milliseconds before it answers the call that brought them.
         """
-        while self._changes and any(version not in self.hashes for version, _, _ in ending.versions):
+        while self._changes and any(version and version not in self.hashes for version, _, _ in ending.versions):
             await self._settled.wait()
 
-    def spans(self, ending: Ending) -> list[Span]:
-        return [[version, start, end, self.hashes.get(version, "")] for version, start, end in ending.versions]
+    @property
+    def epoch(self) -> tuple[int, int]:
+        """Equal at two times when nothing was changed between them."""
+        return self._epoch, self._changes
+
+    def spans(self, ending: Ending, since: tuple[int, int]) -> list[Span]:
+        """Which weights computed which tokens. ``since``: ``epoch`` when the request was accepted.
+
+        A chunked OpenAI answer does not tell: then it is known only if there was but one set of weights meanwhile.
+        """
+        spans = [[version, start, end, self.hashes.get(version, "")] for version, start, end in ending.versions]
+        if not ending.versions or ending.versions[0][0]:
+            return spans
+        _, start, end = ending.versions[0]
+        return [[self.version, start, end, self.weight_hash]] if since == self.epoch == (since[0], 0) else []
 
     def stale_cached_tokens(self, ending: Ending) -> int | None:
         """None where nobody can know: the engine does not tell whose tokens it had cached."""

@@ -22,6 +22,16 @@ def weights(h: History, version: str, at: str = "e0/1", ok: bool = True, **field
 
 
 # --- served_version
+@pytest.mark.parametrize(("clock_error_ms", "result"), [(1, "inconclusive"), (0, "fail")])
+def test_an_answer_that_tells_no_version_is_not_judged_in_the_real_world(clock_error_ms: int, result: str) -> None:
+    h = History(clock_error_ms=clock_error_ms)
+    h.ready()
+    h.sent("r1")
+    h.accepted("r1")
+    h.finished("r1", tokens=4, spans=[])
+    assert h.end().judged("served_version").result == result
+
+
 def test_spans_across_an_update_pass() -> None:
     h = history()
     h.sent("r1")
