@@ -349,7 +349,7 @@ async def fact_a_load_in_place_keeps_the_cache(stage: Stage) -> None:
 
 
 async def fact_a_refused_flush_has_changed_the_weights(stage: Stage) -> None:
-    """Paused in place, a load with a flush is 400; tokens are of the new version all the same, /model_info tells the old."""
+    """Paused in place, a load with a flush is 400; tokens are of the new version all the same; /model_info is not."""
     path = await stage.export("1006")
     old = await stage.page("/model_info")
     task = stage.start(1.5)

@@ -13,6 +13,7 @@ from pydantic_core import PydanticUndefined
 from analysis.acceptance import CRITERIA
 from analysis.checks import INVARIANTS
 from scenarios.faults import CATALOG, VERBS, FaultSpec
+from tests.contract.engine_table import deviations_table, facts_table
 from tests.docs.fault_ways import WAYS
 
 _TARGETS = {
@@ -74,7 +75,12 @@ def criteria_table() -> str:
     return "\n".join(_table(("name", "what it asks", "parameters (default)"), rows))
 
 
-SECTIONS = {"checks": checks_table, "criteria": criteria_table}
+SECTIONS = {
+    "checks": checks_table,
+    "criteria": criteria_table,
+    "engine_facts": facts_table,
+    "engine_deviations": deviations_table,
+}
 """Name of a section to what makes it. A page marks it: ``<!-- made: NAME -->`` ... ``<!-- end -->``."""
 _SECTION = re.compile(r"(<!-- made: (?P<name>\w+) -->\n)(?P<body>.*?)(<!-- end -->)", re.DOTALL)
 
