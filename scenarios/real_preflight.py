@@ -72,7 +72,9 @@ def plan(scenario: Scenario, options: RealOptions) -> RealPlan:
         )
     kind: EngineKind = chosen
     scenario = for_real(scenario, kind)
-    problems = [*_ray_problems(options), *_impossible(scenario, options), *_short_of_memory(scenario, kind)]
+    problems = [*_ray_problems(options), *_impossible(scenario, options)]
+    if not options.ray:  # the memory of a cluster's machines is not this one's
+        problems += _short_of_memory(scenario, kind)
     model = options.model or (real.model if real is not None else "")
     settings = None
     try:
