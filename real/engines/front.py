@@ -152,6 +152,7 @@ class Front:
         cause, lc = headers.cause_and_clock(request.headers)
         message = Message(caller, caller_inc, call, cause, request.rel_url.path, log.actor, log.incarnation)
         inbound = Inbound(request, await request.read(), message, lc)
+        log.merge(lc)  # whatever befalls it is recorded after it was sent
         fate = await self._traffic.request(message)
         if fate.what == "lose":
             await _silence()

@@ -102,10 +102,19 @@ class ActiveFault:
         if self.healed:
             return
         self.healed = True
-        self.fault.heal()
+        self._attempt(self.fault.heal, "heal")
         if self._timer is not None:
             self._timer.cancel()
         self._faults.closed(self)
+
+    def inject(self) -> None:
+        self._attempt(self.fault.inject, "inject")
+
+    def _attempt(self, act: Callable[[], None], what: str) -> None:
+        try:
+            act()
+        except Exception as error:  # of Ray or the machine: raised in a timer of the loop it would only be logged
+            self._faults.site.failed(f"{what} {self.name} {self.target}", error)
 
     def heal_after(self, delay_s: float) -> None:
         self._timer = asyncio.get_running_loop().call_later(delay_s, self.heal)
@@ -172,7 +181,7 @@ class RealFaults:
             observed=fault.observed,
         )  # fmt: skip
         self.active.append(fault)
-        fault.fault.inject()
+        fault.inject()
         if transient:
             fault.heal()
         elif for_s is not None:

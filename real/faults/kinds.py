@@ -90,10 +90,13 @@ class Site:
             try:
                 await coroutine
             except (SeatrialError, LookupError) as error:
-                detail = f"{what}: {type(error).__name__}: {error}"
-                self.backend.log.emit("run.anomaly", what="fault_half_done", detail=detail)
+                self.failed(what, error)
 
         self.backend.caller.keep(done(), name=what)
+
+    def failed(self, what: str, error: Exception) -> None:
+        """Record that a fault is only half done: the run says nothing of it."""
+        self.backend.log.emit("run.anomaly", what="fault_half_done", detail=f"{what}: {type(error).__name__}: {error}")
 
 
 class Fault:
