@@ -245,7 +245,7 @@ def _ask(python: str, package: str, fix: str) -> None:
 
 
 def _shared_out(scenario: Scenario, devices: list[str]) -> list[tuple[float, str | None]]:
-    """Each node its own GPUs, as many as the replicas on it need. Raises _Missing."""
+    """Each node its own GPUs: what the replicas on it need, and of the rest up to ``gpus_per_node``. Raises _Missing."""
     from scenarios.deploy import homes
 
     topology = scenario.model.topology
@@ -253,16 +253,19 @@ def _shared_out(scenario: Scenario, devices: list[str]) -> list[tuple[float, str
     for replica, node in homes(topology).items():
         service = replica.rpartition("-")[0]
         wanted[int(node.removeprefix("node-"))] += topology.services[service].gpus_per_replica
-    shared: list[tuple[float, str | None]] = []
-    left = list(devices)
-    for need in wanted:
-        count = -int(-need // 1)
-        shared.append((float(count), ",".join(left[:count])))
-        left = left[count:]
-    total = sum(int(count) for count, _ in shared)
+    counts = [-int(-need // 1) for need in wanted]
+    total = sum(counts)
     if total > len(devices):
         raise _Missing(
             f"the replicas need {total} GPUs, {len(devices)} are visible; set initial_replicas under real.set.sglang, "
             "or give --ray a cluster that has them"
         )
+    shared: list[tuple[float, str | None]] = []
+    left, spare = list(devices), len(devices) - total
+    for count in counts:
+        # What the first replicas leave over is for those that are scaled out later.
+        more = min(spare, max(0, topology.gpus_per_node - count))
+        spare -= more
+        shared.append((float(count + more), ",".join(left[: count + more])))
+        left = left[count + more :]
     return shared
