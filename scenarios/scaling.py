@@ -88,7 +88,7 @@ class ScaleOperator:
         ends = _now() + params.within_s
         while operation is not None and _now() < ends:
             reply = await self._ask("reconcile", params.direction, operation)
-            if reply is not None and reply.status == 200 and reply.body.get("cleanup_required") is False:
+            if reply is not None and reply.status == 200 and _is_over(params.direction, reply.body):
                 break
             await asyncio.sleep(params.every_s)
         if operation is not None:

@@ -143,7 +143,8 @@ class SimStage:
         open_calls = [
             Held("call", f"call {call.number} of {call.caller.id} to {call.method}")
             for call in calls
-            if call.caller.role != "driver" and call.caller.alive and not call.background
+            # One whose wait was given up has ended for its caller, and says so in its call.done.
+            if call.caller.role != "driver" and call.caller.alive and not (call.background or call.reported)
         ]
         engines = [
             Held("request", f"{engine.in_flight} requests in {engine.id}")

@@ -241,14 +241,15 @@ class CleanMeansClean(_PlacementCheck):
     def _on_answered(self, event: Event) -> None:
         asked = self._operators.on_answered(event)
         data = event.data
-        if asked is None or asked.data["route"] != "status" or data["state"] not in TERMINAL:
+        if asked is None:
             return
         initial = self._initial.get(asked.data["service"], 0)
-        if data["current"] is not None and data["current"] < initial:
+        if data["current"] is not None:
             self.judged += 1
-            self.violation(
-                f"{data['operation']} ended with {data['current']} replicas in all; {initial} are protected", event.seq
-            )
+            if data["current"] < initial:
+                self.violation(f"{data['current']} replicas in all, it is said; {initial} are protected", event.seq)
+        if asked.data["route"] != "status" or data["state"] not in TERMINAL:
+            return
         if data["cleanup"] != "false" or self.groups.final or not self._operators.quiet():
             return
         self.judged += 1
@@ -263,7 +264,8 @@ class CleanMeansClean(_PlacementCheck):
                     event.seq,
                 )
         expected = sum(self._initial.values()) + len(self.groups.open())
-        if len(self._initial) == 1 and not self._faults and data["current"] not in (None, expected):
+        sound = data["state"] in ("ACTIVE", "COMPLETED")  # others may have been cleaned up after their end
+        if sound and len(self._initial) == 1 and not self._faults and data["current"] not in (None, expected):
             # Older operations show the capacity of their own end; the latest one shows the present.
             latest = max(self._operators.operations.values(), key=lambda seen: seen.admitted_seq)
             if latest.id == data["operation"]:
@@ -403,9 +405,10 @@ class SameKeySameOperation(Check):
             return
         was_asked, was_answered = first
         if asked.t_ns - was_asked.t_ns >= _DAY_NS:
-            if event.data["operation"] == was_answered.data["operation"] != "" and asked.t_ns > _ends(was_answered):
+            if event.data["operation"] != was_answered.data["operation"] or not event.data["operation"]:
+                self._answers[key] = (asked, event)
+            elif asked.t_ns > _ends(was_answered):
                 self.violation(f"key {key[2]!r} still answers after 24 h", was_answered.seq, event.seq)
-            self._answers[key] = (asked, event)
         elif _request(asked) != _request(was_asked):
             if asked.seq > was_answered.seq:
                 self.violation(

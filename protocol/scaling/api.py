@@ -252,10 +252,15 @@ class ScaleApi:
         return ApiReply(200, shown.model_dump())
 
     async def reconcile(self, direction: Direction, request_id: str) -> ApiReply:
-        """POST .../{id}/reconcile: go on with the cleanup of that operation, and nothing else. 200, 404, 409 or 503."""
+        """POST .../{id}/reconcile: go on with the cleanup of that operation, and nothing else. 200, 404, 409 or 503.
+
+        One that is not terminal is refused with 409: its ``cleanup_required: false`` is no promise yet.
+        """
         operation = self._registry.get(direction, request_id)
         if operation is None:
             return _unknown(direction, request_id)
+        if not operation.terminal:
+            return _error(409, "LIFECYCLE_RUNNING", f"it is {operation.status}; try again later")
         if not operation.cleanup_required:
             return self._reconciled(operation, True, "already clean")
         model = self._models[operation.model_name]

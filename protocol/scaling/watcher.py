@@ -52,6 +52,8 @@ class Watcher:
                 cleanup_required=True,
                 error=f"its watcher broke: {type(error).__name__}: {error}",
             )
+            # Nobody confirms its drain any more; it should not wait for that to its own time-out.
+            await self._abort(operation, handed_over=True)
 
     async def _watch(self, operation: Operation, heard: list[Progress]) -> None:
         timeout_s = self._config.timeout_s if operation.timeout_secs is None else operation.timeout_secs
@@ -67,7 +69,7 @@ class Watcher:
                     return
                 self._follow(operation, progress)
                 await self._drain(operation, progress)
-            await asyncio.sleep(self._config.poll_interval_s)
+            await asyncio.sleep(min(self._config.poll_interval_s, max(0.0, deadline - _now())))
         await self._give_up(operation, timeout_s, heard, handed_over)
 
     # --- hand-over ---
@@ -160,7 +162,7 @@ class Watcher:
     async def _abort(self, operation: Operation, handed_over: bool) -> bool:
         try:
             await self._manager.call("abort", operation.request_id, operation.direction, handed_over)
-        except PEER_LOST:
+        except SeatrialError:
             return False
         return True
 

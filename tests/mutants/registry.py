@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
+from typing import Any
 
 import yaml
 
+from tests.mutants.scaling_scenarios import SCALING_SCENARIOS
 from tests.mutants.scenarios import SCENARIOS
 
 
@@ -21,9 +23,9 @@ class Mutant:
     Args:
         name: unique; also the name in the museum.
         source: where the defect is from: a finding (M8), a hazard (H4), a spec section, a variant (P-1).
-        component: a name under ``components`` of a service, or ``module:attribute`` of the simulated world.
-        twin: the right class, and cls the wrong one.
-        scenario: a key of ``SCENARIOS``.
+        component: a name under ``components`` of a service, or ``module:attribute`` of any module.
+        twin: the right class (or function), and cls the wrong one.
+        scenario: a key of ``SCENARIOS`` or ``SCALING_SCENARIOS``.
         check: row of the verdict that must say fail; ``occurs`` stands for ``occurs(...)``.
         seeds: tried in order; each must catch it.
     """
@@ -31,8 +33,8 @@ class Mutant:
     name: str
     source: str
     component: str
-    twin: type
-    cls: type
+    twin: Any
+    cls: Any
     scenario: str
     check: str
     seeds: tuple[int, ...] = (1, 2, 3)
@@ -49,14 +51,14 @@ class Mutant:
 
     def scenario_text(self, *, twin: bool = False) -> str:
         """The scenario as YAML, with the wrong class in its place, or with the right one."""
-        data = yaml.safe_load(SCENARIOS[self.scenario])
+        data = yaml.safe_load(SCALING_SCENARIOS.get(self.scenario) or SCENARIOS[self.scenario])
         if self.is_component and not twin:
             for service in data["topology"]["services"].values():
                 service.setdefault("components", {})[self.component] = f"{self.cls.__module__}:{self.cls.__name__}"
         text: str = yaml.safe_dump(data, sort_keys=False, width=120)
         return text
 
-    def patch(self, *, twin: bool = False) -> tuple[tuple[str, type], ...]:
+    def patch(self, *, twin: bool = False) -> tuple[tuple[str, Any], ...]:
         """What to put in place in the simulated world: (``module:attribute``, class) pairs; empty for a component."""
         if self.is_component:
             return ()
@@ -69,7 +71,7 @@ class Mutant:
 
 def all_mutants() -> Iterator[Mutant]:
     """Every mutant, by group."""
-    from tests.mutants import admins, engines, exporters, gateways, loops, probers, recoveries
+    from tests.mutants import admins, engines, exporters, gateways, loops, probers, recoveries, scalers
 
-    for group in (gateways, admins, probers, recoveries, exporters, engines, loops):
+    for group in (gateways, admins, probers, recoveries, exporters, engines, loops, scalers):
         yield from group.MUTANTS

@@ -8,6 +8,7 @@ import importlib
 import pathlib
 import time
 from collections.abc import Iterator
+from typing import Any
 
 from analysis.checks.base import CheckResult
 from analysis.verdict import Judge, Verdict
@@ -66,7 +67,7 @@ def judged(mutant: Mutant, seed: int, *, twin: bool) -> Verdict:
 
 
 @contextlib.contextmanager
-def _patched(pairs: tuple[tuple[str, type], ...]) -> Iterator[None]:
+def _patched(pairs: tuple[tuple[str, Any], ...]) -> Iterator[None]:
     """Put classes in place in the simulated world for one run."""
     with contextlib.ExitStack() as stack:
         for place, cls in pairs:

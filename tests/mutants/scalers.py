@@ -1,0 +1,455 @@
+"""Wrong registries, watchers, drains and managers of scaling."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from protocol.config import LifecycleConfig
+from protocol.errors import SeatrialError
+from protocol.messages import EngineAddress
+from protocol.ports import backend
+from protocol.scaling.api import ApiReply, ScaleApi
+from protocol.scaling.contract import Capacity, Direction, Progress, Victim
+from protocol.scaling.drain import DrainGate
+from protocol.scaling.lifecycle import ScaleManager
+from protocol.scaling.placement import Release, release_group
+from protocol.scaling.registry import Decision, Operation, ScaleRegistry
+from protocol.scaling.slots import Slot
+from protocol.scaling.watcher import Watcher
+from protocol.serving.gateway import Gateway
+from protocol.serving.recovery import Recovery
+from tests.mutants.registry import Mutant
+
+# --- the API, with other parts in it ---
+
+
+class _Api(ScaleApi):
+    """The right API with the parts that a mutant names."""
+
+    registry_class: type[ScaleRegistry] = ScaleRegistry
+    watcher_class: type[Watcher] = Watcher
+    gate_class: type[DrainGate] = DrainGate
+
+    async def start(self) -> None:
+        await super().start()
+        port = backend()
+        self._registry = self.registry_class(
+            self._config,
+            new_id=port.new_id,
+            now=asyncio.get_running_loop().time,
+            wall_time=port.wall_time,
+            emit=port.emit,
+        )
+        for model in self._models.values():
+            model.gate = self.gate_class(model.gateway)
+            model.watcher = self.watcher_class(self._config, self._registry, model.manager, model.gate)
+
+
+class ReconcilesWithoutLooking(ScaleApi):
+    """Goes on with a parked victim without asking the gateway what is in flight on it."""
+
+    async def _look_before(self, model: Any, operation: Operation) -> ApiReply | Victim | None:
+        progress: Progress = await model.manager.call("progress", operation.request_id)
+        return progress.victim
+
+
+class NeverWithoutVictim(ScaleApi):
+    """Refuses to reconcile a scale-in that names no victim, also when the manager is done with it."""
+
+    async def _look_before(self, model: Any, operation: Operation) -> ApiReply | Victim | None:
+        found = await super()._look_before(model, operation)
+        return found if found is not None else ApiReply(503, {"error": "VICTIM_UNKNOWN", "detail": "no victim"})
+
+
+class GuessesCapacity(ScaleApi):
+    """Takes the number of routable replicas for the capacity when the manager does not answer."""
+
+    async def _capacity(self, model: Any) -> Capacity:
+        try:
+            return await super()._capacity(model)
+        except SeatrialError:
+            ready = sum(view.routable for view in await self._views(model))
+            return Capacity(ready, ready, ready, 0)
+
+
+class WatchesOnlyWhatWasAnswered(ScaleApi):
+    """Hands an operation over once, and watches it only if that was answered."""
+
+    def _watch(self, model: Any, operation: Operation) -> None:
+        async def once() -> None:
+            try:
+                await model.manager.call("begin", operation.request_id, operation.direction, operation.target)
+            except SeatrialError as error:
+                operation.detail = f"not handed over: {error}"
+                return
+            super(WatchesOnlyWhatWasAnswered, self)._watch(model, operation)
+
+        backend().background(once(), name=f"hand-over-{operation.request_id}")
+
+
+# --- registries ---
+
+
+class _ConflictFirst(ScaleRegistry):
+    def _decide(self, direction: Direction, model: str, *rest: Any) -> Decision:
+        if self._unresolved.get(model) is not None:
+            capacity: Capacity = rest[3]
+            return Decision("CONFLICT", "CONFLICT", None, capacity.current, capacity.ready, "busy")
+        return super()._decide(direction, model, *rest)
+
+
+class ConflictBeforeReplay(_Api):
+    """Looks for an operation under way before it looks for the key: a retry conflicts with itself."""
+
+    registry_class = _ConflictFirst
+
+
+class _Recomputed(ScaleRegistry):
+    def _replay(self, direction: Direction, key: str, *rest: Any) -> Decision | None:
+        record = self._keys.get((direction, key))
+        return None if record is not None and record.no_op is not None else super()._replay(direction, key, *rest)
+
+
+class ForgetsNoOps(_Api):
+    """Computes a no-op anew when its key comes again."""
+
+    registry_class = _Recomputed
+
+
+class _NoTimeout(ScaleRegistry):
+    def _replay(self, direction: Direction, key: str, fingerprint: Any, capacity: Capacity) -> Decision | None:
+        record = self._keys.get((direction, key))
+        if record is not None and record.fingerprint[:2] == fingerprint[:2]:
+            fingerprint = record.fingerprint
+        return super()._replay(direction, key, fingerprint, capacity)
+
+
+class FingerprintWithoutTimeout(_Api):
+    """Takes two requests for the same though their time-outs differ."""
+
+    registry_class = _NoTimeout
+
+
+class _OneNamespace(ScaleRegistry):
+    def _replay(self, direction: Direction, key: str, *rest: Any) -> Decision | None:
+        return super()._replay("scale_out", key, *rest)
+
+    def _remember(self, direction: Direction, key: str, record: Any) -> None:
+        super()._remember("scale_out", key, record)
+
+
+class KeysOfBothDirections(_Api):
+    """Keeps the keys of both directions in one namespace."""
+
+    registry_class = _OneNamespace
+
+
+class _Sliding(ScaleRegistry):
+    def _replay(self, direction: Direction, key: str, *rest: Any) -> Decision | None:
+        found = super()._replay(direction, key, *rest)
+        if found is not None and not found.code:
+            self._keys[direction, key].created_s = self._now()
+        return found
+
+
+class WindowSlides(_Api):
+    """Extends the window of a key with every replay."""
+
+    registry_class = _Sliding
+
+
+class _ByDirection(ScaleRegistry):
+    def _decide(self, direction: Direction, model: str, *rest: Any) -> Decision:
+        busy = self._unresolved.get(model)
+        if busy is not None and self._operations[busy].direction != direction:
+            held = self._unresolved.pop(model)
+            decision = super()._decide(direction, model, *rest)
+            self._unresolved.setdefault(model, held)
+            return decision
+        return super()._decide(direction, model, *rest)
+
+
+class ExcludesByDirection(_Api):
+    """Excludes only operations of the same direction."""
+
+    registry_class = _ByDirection
+
+
+class _FreesAtTheEnd(ScaleRegistry):
+    def finish(self, operation: Operation, *args: Any, **kwargs: Any) -> None:
+        super().finish(operation, *args, **kwargs)
+        self._unresolved.pop(operation.model_name, None)
+
+
+class FreesWhatIsDirty(_Api):
+    """Admits the next operation as soon as one is terminal, clean or not."""
+
+    registry_class = _FreesAtTheEnd
+
+
+# --- watchers ---
+
+
+class _Zeros(Watcher):
+    async def watch(self, operation: Operation) -> None:
+        try:
+            await self._watch(operation, [])
+        except Exception as error:
+            zero = Progress("FAILED", 0, 0, 0, 0, 0, None, False, True, error=str(error))
+            self._registry.finish(operation, "FAILED", zero)
+
+
+class FillsWithZeros(_Api):
+    """When its watcher breaks it says that there are no replicas, and that all is clean."""
+
+    watcher_class = _Zeros
+
+
+class _Lenient(ScaleRegistry):
+    def finish(self, operation: Operation, *args: Any, **kwargs: Any) -> None:
+        if operation.terminal:
+            operation.status = "PENDING"
+        super().finish(operation, *args, **kwargs)
+
+
+class _GoesOn(Watcher):
+    async def _give_up(self, operation: Operation, *rest: Any) -> None:
+        await super()._give_up(operation, *rest)
+        for _ in range(60):
+            await asyncio.sleep(self._config.poll_interval_s)
+            progress = await self._look(operation, [])
+            if progress is not None and progress.phase == "COMPLETED":
+                self._registry.finish(operation, "COMPLETED", progress)
+                return
+
+
+class FinishesTwice(_Api):
+    """Gives an operation up and ends it once more when the manager is heard again."""
+
+    registry_class = _Lenient
+    watcher_class = _GoesOn
+
+
+# --- drains ---
+
+
+class _Unclosed(DrainGate):
+    async def close(self, victim: Victim) -> bool:
+        return True
+
+    async def in_flight(self, address: EngineAddress) -> int | None:
+        views = await self._gateway.call("engines")
+        return next((view.in_flight for view in views if view.address == address), None)
+
+
+class LeavesAdmissionOpen(_Api):
+    """Waits for a victim to be idle without closing it at the gateway."""
+
+    gate_class = _Unclosed
+
+
+class _SilenceIsIdle(DrainGate):
+    async def in_flight(self, address: EngineAddress) -> int | None:
+        return await super().in_flight(address) or 0
+
+
+class TakesSilenceForIdle(_Api):
+    """Takes a gateway that does not answer for one that has nothing in flight."""
+
+    gate_class = _SilenceIsIdle
+
+
+class ClosesForAWhile(Gateway):
+    """Takes a victim out of the pick set, and lets health put it back."""
+
+    async def close_admission(self, address: EngineAddress, why: str) -> bool:
+        found = await super().close_admission(address, why)
+        for replica in self._replicas.values():
+            if replica.address == address:
+                replica.closed = False
+        return found
+
+
+# --- managers ---
+
+
+class AnyConfirmation(ScaleManager):
+    """Takes every confirmation for the one that it waits for."""
+
+    async def confirm_drained(self, operation: str, proof: Victim) -> bool:
+        lifecycle = self._lifecycles.get(operation)
+        victim = proof if lifecycle is None or lifecycle.victim is None else lifecycle.victim
+        return await super().confirm_drained(operation, victim)
+
+
+class OldestFirst(ScaleManager):
+    """Removes the elastic replica that has been there longest."""
+
+    async def start(self) -> None:
+        slots = self._slots
+        slots.newest_victim = lambda: next(  # type: ignore[method-assign]
+            (slot for slot in slots.elastic() if not slot.draining), None
+        )
+
+
+class InitialToo(ScaleManager):
+    """Removes whichever replica is the oldest, those of the deployment included."""
+
+    async def start(self) -> None:
+        slots = self._slots
+        slots.newest_victim = lambda: next(  # type: ignore[method-assign]
+            (slot for slot in slots._slots if slot.published and not slot.draining), None
+        )
+
+
+class AnotherVictim(ScaleManager):
+    """Leaves a parked victim alone and removes another replica in its place."""
+
+    async def _clean_up(self, lifecycle: Any, proof: Victim | None) -> str:
+        parked, others = lifecycle.slot, [slot for slot in self._slots.elastic() if not slot.draining]
+        if not others:
+            return await super()._clean_up(lifecycle, proof)
+        parked.draining = False
+        return await self._remove(lifecycle, others[0])
+
+
+class DoneAtAbort(ScaleManager):
+    """Says at an abort that it is done, while its lifecycle still waits for a placement group."""
+
+    async def abort(self, operation: str, direction: Direction, handed_over: bool) -> bool:
+        found = await super().abort(operation, direction, handed_over)
+        lifecycle = self._lifecycles[operation]
+        lifecycle.phase, lifecycle.physical_done = "FAILED", True
+        return found
+
+
+class OwnsLate(ScaleManager):
+    """Notes that it owns a placement group only once a process can run in it."""
+
+    async def _roll_back(self, slot: Slot) -> str:
+        if slot.address is None:
+            slot.group = ""
+        return await super()._roll_back(slot)
+
+
+class ParksToTheEnd(ScaleManager):
+    """Waits for a drain to its own time-out, also after an abort, and lets nobody clean up before."""
+
+    def __init__(self, config: LifecycleConfig, *args: Any) -> None:
+        super().__init__(config.model_copy(update={"abort_ends_drain": False}), *args)
+
+
+class PublishesAtLaunch(ScaleManager):
+    """Publishes a replica as soon as it is launched."""
+
+    async def start(self) -> None:
+        async def at_once(address: EngineAddress, checkpoint: Any) -> None:
+            return
+
+        self._replicas.wait_ready = at_once  # type: ignore[method-assign]
+        self._replicas.wait_generating = at_once  # type: ignore[method-assign]
+
+
+class PublishesTooLate(ScaleManager):
+    """Does not look for an abort before it publishes."""
+
+    def _checkpoint(self, lifecycle: Any) -> None:
+        return
+
+
+class StumblingManager(ScaleManager):
+    """A right manager whose progress cannot be told once, in a drain."""
+
+    _told = 0
+
+    async def progress(self, operation: str) -> Progress | None:
+        if self._lifecycles[operation].phase == "DRAINING":
+            self._told += 1
+            if self._told == 2:
+                raise ValueError("not to be told")
+        return await super().progress(operation)
+
+
+class RevivesTheDrained(Recovery):
+    """Starts every dead replica again, without asking who owns it."""
+
+    async def start(self) -> None:
+        self._owner = None
+
+
+async def submitted_means_tried(slot: Slot, config: LifecycleConfig) -> Release:
+    """Takes a removal that it has tried to submit for one that was accepted."""
+    try:
+        return await release_group(slot, config)
+    finally:
+        slot.removal_accepted = True
+
+
+async def submits_again(slot: Slot, config: LifecycleConfig) -> Release:
+    """Submits a removal again at every try."""
+    slot.removal_accepted = False
+    return await release_group(slot, config)
+
+
+async def returned_means_removed(slot: Slot, config: LifecycleConfig) -> Release:
+    """Takes the return of the call that removes a placement group for its removal."""
+    await backend().placement_groups.remove(slot.group)
+    return Release(True)
+
+
+def _api(name: str, source: str, cls: type, scenario: str, check: str) -> Mutant:
+    return Mutant(name, source, "scale_api", ScaleApi, cls, scenario, check)
+
+
+def _manager(name: str, source: str, cls: type, scenario: str, check: str) -> Mutant:
+    return Mutant(name, source, "scale_manager", ScaleManager, cls, scenario, check)
+
+
+def _release(name: str, source: str, function: Any, scenario: str, check: str) -> Mutant:
+    return Mutant(name, source, "protocol.scaling.lifecycle:release_group", release_group, function, scenario, check)
+
+
+_KEYS = "same_key_same_operation"
+
+MUTANTS = (
+    _api("reconcile without looking", "M1", ReconcilesWithoutLooking, "scale_parked", "removed_while_idle"),
+    _manager("any confirmation counts", "M2, M3", AnyConfirmation, "scale_confirmed_twice", "removed_while_idle"),
+    _api("silence is idle", "M1, M3", TakesSilenceForIdle, "scale_count_lost", "removed_while_idle"),
+    _api("no reconcile without a victim", "M4", NeverWithoutVictim, "scale_deaf_watcher", "reached"),
+    _manager("done at the abort", "M5, M6", DoneAtAbort, "scale_stuck", "clean_means_clean"),
+    _api("admission left open", "M7", LeavesAdmissionOpen, "scale_1_2_1", "victim_stays_out"),
+    Mutant(
+        "a victim readmitted", "M9", "gateway", Gateway, ClosesForAWhile, "scale_parked_and_stopped", "victim_stays_out"
+    ),
+    _manager("another victim", "M9", AnotherVictim, "scale_parked", "groups_released_once"),
+    _manager("oldest first", "M10", OldestFirst, "scale_3_2", "groups_released_once"),
+    _manager("initial replicas too", "M10", InitialToo, "scale_1_2_1", "protected_alive"),
+    _release("tried is submitted", "M11", submitted_means_tried, "scale_removal_refused", "groups_released_once"),
+    _release("submitted again", "M11", submits_again, "scale_removal_late", "groups_released_once"),
+    _manager("owned too late", "M12", OwnsLate, "scale_unplaceable", "clean_means_clean"),
+    _release("returned is removed", "M13", returned_means_removed, "scale_unplaceable_late", "clean_means_clean"),
+    Mutant(
+        "the drained revived",
+        "M15",
+        "recovery",
+        Recovery,
+        RevivesTheDrained,
+        "scale_killed_victim",
+        "ranks_are_not_reused",
+    ),  # fmt: skip
+    _api("zeros after a crash", "M20", FillsWithZeros, "scale_stumble", "clean_means_clean"),
+    _api("capacity guessed", "M21", GuessesCapacity, "scale_unknown_capacity", "clean_means_clean"),
+    _api("conflict before replay", "M27", ConflictBeforeReplay, "scale_keys", _KEYS),
+    _api("a window that slides", "M28a", WindowSlides, "scale_day", _KEYS),
+    _api("no-op recomputed", "M28b", ForgetsNoOps, "scale_keys", _KEYS),
+    _api("time-out not in the fingerprint", "M28c", FingerprintWithoutTimeout, "scale_keys", _KEYS),
+    _api("one namespace of keys", "M28d", KeysOfBothDirections, "scale_keys", _KEYS),
+    _api("exclusion by direction", "M29b", ExcludesByDirection, "scale_both_ways", "one_operation_at_a_time"),
+    _api("dirty is free", "M29c", FreesWhatIsDirty, "scale_parked_then_out", "one_operation_at_a_time"),
+    _api("handed over once", "H1", WatchesOnlyWhatWasAnswered, "scale_lost_handover", "operations_end"),
+    _api("finished twice", "H2", FinishesTwice, "scale_deaf_watcher", "operations_end"),
+    _manager("parked to the end", "H3", ParksToTheEnd, "scale_parked_briefly", "reached"),
+    _manager("published at launch", "scaling 4", PublishesAtLaunch, "scale_1_2_1", "no_route_before_health"),
+    _manager("published too late", "scaling 4", PublishesTooLate, "scale_late", "occurs"),
+)

@@ -1,0 +1,300 @@
+"""The scenarios of the mutants of scaling: a tiny engine, long requests, so that something is always in flight."""
+
+from __future__ import annotations
+
+import json
+
+_BUSY = """
+  service: chat
+  arrivals: {closed_loop: {sessions: 8}}
+  prompt_tokens: {fixed: 40}
+  output_tokens: {fixed: 400}
+"""
+_LONG = "limits: {time_limit_s: 600, converge_within_s: 20, shadow_s: 2}\n"
+_ENDS_CLEAN = '\n- reached: {event: scale.answered, where: {state: FAILED, cleanup: "false"}, within_s: 120}\n'
+
+
+def _scenario(
+    name: str,
+    summary: str,
+    *,
+    steps: str,
+    for_s: float,
+    acceptance: str = " []",
+    initial: int = 1,
+    api: str = "",
+    lifecycle: str = "",
+    service: str = "",
+    limits: str = _LONG,
+    workload: str = _BUSY,
+) -> str:
+    return (
+        f"name: mutant_{name}\nsummary: {json.dumps(summary)}\n"
+        "topology:\n  nodes: 1\n  gpus_per_node: 8\n  services:\n    chat:\n"
+        f"      initial_replicas: {initial}\n      engine: tiny-cpu\n{service}"
+        f"      scaling: {{api: {{{api}}}, lifecycle: {{{lifecycle}}}}}\n"
+        f"workload:{workload}  for_s: {for_s}\nsteps:{steps}\nacceptance:{acceptance}\n{limits}"
+    )
+
+
+_OUT_2 = "\n- {at_s: 1, do: scale_out, with: {num_replicas: 2, idempotency_key: out}}"
+_OUT_3 = "\n- {at_s: 1, do: scale_out, with: {num_replicas: 3, idempotency_key: out}}"
+_IN_AT_7 = "\n- {at_s: 7, do: scale_in, with: {num_replicas: 1, idempotency_key: in, timeout_s: 30}}"
+_PARKED_AT_7 = "\n- {at_s: 7, do: scale_in, with: {num_replicas: 1, timeout_s: 0.6}}"
+_PARKED_AT_12 = "\n- {at_s: 12, do: scale_in, with: {num_replicas: 1, timeout_s: 0.3}}"
+
+
+def _reconcile(at_s: float) -> str:
+    return f"\n- {{at_s: {at_s}, do: reconcile, with: {{every_s: 0.5, within_s: 60}}}}"
+
+
+_COUNT_LOST = """
+- when: {event: scale.drain, where: {what: chosen}}
+  do: reply_lost
+  target: {link: {from: scale-chat-0, to: gateway-chat-0}}
+  with: {method: engines, count: 4}
+  for_s: 20
+"""
+
+SCALING_SCENARIOS: dict[str, str] = {
+    "scale_1_2_1": _scenario(
+        "scale_1_2_1",
+        "Out to two and back to one under load.",
+        steps=_OUT_2 + _IN_AT_7,
+        for_s=18,
+        acceptance="\n- reached: {state: ACTIVE, within_s: 30}\n- reached: {state: COMPLETED, within_s: 60}\n",
+    ),
+    "scale_confirmed_twice": _scenario(
+        "scale_confirmed_twice",
+        "Two victims in one operation; the confirmation of the first comes again while the second drains.",
+        steps=_OUT_3
+        + "\n- {at_s: 12, do: scale_in, with: {num_replicas: 1}}"
+        + """
+- when: {event: scale.drain, where: {what: chosen}}
+  do: duplicate
+  target: {link: {from: scale-chat-0, to: manager-chat-0}}
+  with: {method: confirm_drained, count: 1, delay_s: 0.6}
+  for_s: 20
+""",
+        for_s=20,
+        acceptance="\n- reached: {state: COMPLETED, within_s: 60}\n",
+    ),
+    "scale_3_2": _scenario(
+        "scale_3_2",
+        "Out to three and back to two.",
+        steps=_OUT_3 + "\n- {at_s: 12, do: scale_in, with: {num_replicas: 2}}",
+        for_s=20,
+        acceptance="\n- reached: {state: COMPLETED, within_s: 60}\n",
+    ),
+    "scale_count_lost": _scenario(
+        "scale_count_lost",
+        "The gateway's answers about what is in flight on a victim are lost for a while.",
+        steps=_OUT_2 + _IN_AT_7 + _COUNT_LOST,
+        for_s=18,
+        api="call_timeout_s: 0.2, poll_interval_s: 0.1",
+        acceptance="\n- reached: {state: COMPLETED, within_s: 60}\n",
+    ),
+    "scale_parked": _scenario(
+        "scale_parked",
+        "The time is up while a victim has calls in flight; a reconcile goes on with it when it is idle.",
+        steps=_OUT_3 + _PARKED_AT_12 + _reconcile(12.35).replace("every_s: 0.5", "every_s: 0.1"),
+        for_s=22,
+        acceptance=_ENDS_CLEAN + "- occurs: {event: scale.slot, where: {what: retired}, at_most: 1}\n",
+    ),
+    "scale_parked_briefly": _scenario(
+        "scale_parked_briefly",
+        "A parked victim that is idle can be cleaned up at once.",
+        steps=_OUT_2 + _PARKED_AT_7 + _reconcile(8),
+        for_s=14,
+        api="completion_wait_s: 3",
+        lifecycle="drain_timeout_s: 40",
+        acceptance=_ENDS_CLEAN.replace("within_s: 120", "after: scale.drain, within_s: 15"),
+    ),
+    "scale_parked_then_out": _scenario(
+        "scale_parked_then_out",
+        "While an operation is not clean, nothing else is admitted.",
+        steps=_OUT_2
+        + _PARKED_AT_7
+        + "\n- {at_s: 9, do: scale_out, with: {num_replicas: 4, idempotency_key: four}}"
+        + _reconcile(13),
+        for_s=20,
+        acceptance=_ENDS_CLEAN,
+    ),
+    "scale_parked_and_stopped": _scenario(
+        "scale_parked_and_stopped",
+        "A victim is stopped while it drains; when it is well again it must stay out all the same.",
+        steps=_OUT_2
+        + _PARKED_AT_7
+        + "\n- {when: {event: scale.drain, where: {what: chosen}}, after_s: 0.2, do: sigstop, target: chat-1, for_s: 6}"
+        + _reconcile(28),
+        for_s=30,
+        acceptance=_ENDS_CLEAN,
+    ),
+    "scale_deaf_watcher": _scenario(
+        "scale_deaf_watcher",
+        "After a drain was confirmed nothing of the manager is heard until the operation is given up.",
+        steps=_OUT_2
+        + "\n- {at_s: 7, do: scale_in, with: {num_replicas: 1, timeout_s: 4}}"
+        + """
+- when: {event: scale.drain, where: {what: confirmed}}
+  do: request_lost
+  target: {link: {from: scale-chat-0, to: manager-chat-0}}
+  with: {method: "*"}
+  for_s: 12
+"""
+        + _reconcile(25),
+        for_s=28,
+        api="progress_timeout_s: 0.5, completion_wait_s: 2",
+        acceptance=_ENDS_CLEAN,
+    ),
+    "scale_stuck": _scenario(
+        "scale_stuck",
+        "The time is up while a placement group is waited for: the operation is not clean before that has ended.",
+        steps="""
+- {at_s: 1, do: placement_stuck, for_s: 30}
+- {at_s: 2, do: scale_out, with: {num_replicas: 2, timeout_s: 3}}
+- {at_s: 14, do: reconcile, with: {direction: scale_out, every_s: 1}}
+""",
+        for_s=20,
+        api="completion_wait_s: 2",
+        lifecycle="placement_timeout_s: 8",
+        acceptance=_ENDS_CLEAN,
+    ),
+    "scale_unplaceable": _scenario(
+        "scale_unplaceable",
+        "A placement group is not CREATED in time: it must be removed.",
+        steps="""
+- {at_s: 1, do: placement_stuck, for_s: 30}
+- {at_s: 2, do: scale_out, with: {num_replicas: 2}}
+""",
+        for_s=16,
+        lifecycle="placement_timeout_s: 3",
+        acceptance=_ENDS_CLEAN,
+    ),
+    "scale_unplaceable_late": _scenario(
+        "scale_unplaceable_late",
+        "A placement group is not CREATED in time, and its removal comes late: until then nothing is clean.",
+        steps="""
+- {at_s: 1, do: placement_stuck, for_s: 30}
+- {at_s: 1, do: removal_fails, with: {late_s: 9}, for_s: 8}
+- {at_s: 2, do: scale_out, with: {num_replicas: 2}}
+- {at_s: 9, do: reconcile, with: {direction: scale_out, every_s: 2}}
+""",
+        for_s=20,
+        lifecycle="placement_timeout_s: 3, removal_timeout_s: 2",
+        acceptance=_ENDS_CLEAN,
+    ),
+    "scale_removal_refused": _scenario(
+        "scale_removal_refused",
+        "The removal of a group is refused at first; it must be submitted again.",
+        steps=_OUT_2 + "\n- {at_s: 6, do: removal_refused, for_s: 5}" + _IN_AT_7 + _reconcile(13),
+        for_s=18,
+        lifecycle="removal_timeout_s: 2",
+        acceptance=_ENDS_CLEAN,
+    ),
+    "scale_removal_late": _scenario(
+        "scale_removal_late",
+        "The removal of a group was accepted and comes late; it must not be submitted again.",
+        steps=_OUT_2
+        + "\n- {at_s: 6, do: removal_fails, with: {late_s: 9}, for_s: 6}"
+        + _IN_AT_7
+        + "\n- {at_s: 12, do: reconcile, with: {every_s: 1}}",
+        for_s=20,
+        lifecycle="removal_timeout_s: 2",
+        acceptance=_ENDS_CLEAN,
+    ),
+    "scale_killed_victim": _scenario(
+        "scale_killed_victim",
+        "A victim is killed while it drains: it is removed, and nobody brings it back.",
+        steps=_OUT_2
+        + _IN_AT_7
+        + _COUNT_LOST.replace("count: 4", "count: 20")
+        + "\n- {when: {event: scale.drain, where: {what: chosen}}, after_s: 0.1, do: sigkill, target: chat-1}",
+        for_s=20,
+        api="call_timeout_s: 0.2, poll_interval_s: 0.1",
+        acceptance="\n- reached: {state: COMPLETED, within_s: 60}\n",
+    ),
+    "scale_stumble": _scenario(
+        "scale_stumble",
+        "What the manager says cannot be understood for a while: the operation ends with the last numbers, not clean.",
+        steps=_OUT_2 + _IN_AT_7 + _reconcile(16),
+        for_s=20,
+        service="      components: {scale_manager: 'tests.mutants.scalers:StumblingManager'}\n",
+        acceptance=_ENDS_CLEAN,
+    ),
+    "scale_unknown_capacity": _scenario(
+        "scale_unknown_capacity",
+        "A replica is not routable and the manager does not answer: nothing may be admitted on a guess.",
+        initial=2,
+        steps="""
+- {when: {event: engine.accepted, where: {actor: chat-1}, from_s: 2}, do: sigstop, target: chat-1, for_s: 12}
+- at_s: 6
+  do: reply_lost
+  target: {link: {from: scale-chat-0, to: manager-chat-0}}
+  with: {method: capacity}
+  for_s: 6
+- {at_s: 8, do: scale_out, with: {num_replicas: 2, idempotency_key: two, attempts: 20}}
+""",
+        for_s=24,
+        api="progress_timeout_s: 0.5",
+        acceptance="\n- occurs: {event: scale.answered, where: {state: NOOP}, at_least: 1}\n",
+    ),
+    "scale_keys": _scenario(
+        "scale_keys",
+        "Keys are used again: for the same request, for another one, in the other direction, and for a no-op.",
+        steps="""
+- {at_s: 0.5, do: scale_out, with: {num_replicas: 1, idempotency_key: noop}}
+- {at_s: 1, do: scale_out, with: {num_replicas: 2, idempotency_key: out, timeout_s: 100}}
+- {at_s: 2, do: scale_out, with: {num_replicas: 2, idempotency_key: out, timeout_s: 100}}
+- {at_s: 2.5, do: scale_out, with: {num_replicas: 2, idempotency_key: out, timeout_s: 50}}
+- {at_s: 7, do: scale_out, with: {num_replicas: 1, idempotency_key: noop}}
+- {at_s: 8, do: scale_out, with: {num_replicas: 3, idempotency_key: out3}}
+- {at_s: 14, do: scale_in, with: {num_replicas: 2, idempotency_key: out, timeout_s: 100}}
+""",
+        for_s=22,
+        acceptance="\n- reached: {state: COMPLETED, within_s: 60}\n",
+    ),
+    "scale_day": _scenario(
+        "scale_day",
+        "One request is sent again with its key every six hours; after a day the key is fresh.",
+        steps="".join(
+            f"\n- {{at_s: {1 + 21_600 * number}, do: scale_out, with: {{num_replicas: 2, idempotency_key: out}}}}"
+            for number in range(6)
+        ),
+        for_s=120_000,
+        workload=_BUSY.replace("sessions: 8", "sessions: 1, think_s: 900"),
+        service="      health: {interval_s: 600, sync_interval_s: 600, slots: 1}\n",
+        limits="limits: {time_limit_s: 200000, converge_within_s: 20}\n",
+        acceptance="\n- occurs: {event: scale.answered, where: {state: NOOP}, at_least: 1}\n",
+    ),
+    "scale_both_ways": _scenario(
+        "scale_both_ways",
+        "While replicas are added nobody may remove one.",
+        steps=_OUT_2
+        + "\n- {at_s: 6, do: scale_out, with: {num_replicas: 3}}\n- {at_s: 7, do: scale_in, with: {num_replicas: 1}}",
+        for_s=16,
+        acceptance="\n- reached: {state: ACTIVE, nth: 2, within_s: 60}\n",
+    ),
+    "scale_lost_handover": _scenario(
+        "scale_lost_handover",
+        "The manager's answer to the hand-over is lost: the operation must be carried out all the same.",
+        steps="""
+- at_s: 0.5
+  do: reply_lost
+  target: {link: {from: scale-chat-0, to: manager-chat-0}}
+  with: {method: begin, count: 1}
+  for_s: 30
+- {at_s: 1, do: scale_out, with: {num_replicas: 2, timeout_s: 20}}
+""",
+        for_s=14,
+        api="progress_timeout_s: 1",
+        acceptance="\n- reached: {state: ACTIVE, within_s: 60}\n",
+    ),
+    "scale_late": _scenario(
+        "scale_late",
+        "A replica is ready after the time is up: it must never serve.",
+        steps="\n- {at_s: 1, do: scale_out, with: {num_replicas: 2, timeout_s: 1.5}}",
+        for_s=14,
+        acceptance=_ENDS_CLEAN + "- occurs: {event: request.done, where: {replica: chat-1}, at_most: 0}\n",
+    ),
+}
