@@ -245,7 +245,7 @@ def _ask(python: str, package: str, fix: str) -> None:
 
 
 def _shared_out(scenario: Scenario, devices: list[str]) -> list[tuple[float, str | None]]:
-    """Each node its own GPUs: what the replicas on it need, and of the rest up to ``gpus_per_node``. Raises _Missing."""
+    """Each node its own GPUs: what its replicas need, and up to ``gpus_per_node`` of the rest. Raises _Missing."""
     from scenarios.deploy import homes
 
     topology = scenario.model.topology
