@@ -236,6 +236,7 @@ _declare("run.started", "world", "First event but for the birth of the driver. W
         scenario="str: name", seed="int: seed", world="str: sim or real",
         clock_error_ns="int: bound on the difference of two processes' clocks; 0 in sim",
         schema="int: version of this table")
+_declare("run.workload", "world", "Every replica is up and the workload begins: times of steps, and of what must be reached, count from here.")
 _declare("run.finished", "world", "Last event of a run that ended by itself.",
         reason="str: completed, deadlock, livelock, endless_callback (a callback that did not come back in real time), "
         "time_limit or crash",

@@ -131,6 +131,7 @@ class Injector:
     def begin(self) -> None:
         """The workload starts now."""
         origin = self._port.now_ns()
+        self._port.observe("run.workload")
         for armed in self._steps:
             if armed.step.at_s is not None:
                 self._due(armed, origin + round(armed.step.at_s * NS), None)

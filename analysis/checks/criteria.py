@@ -171,7 +171,7 @@ class Reached(Criterion[Happens]):
             self._where["state"] = parameters.state
 
     def handlers(self) -> dict[str, Handler]:
-        start = self.parameters.after or "run.started"
+        start = self.parameters.after or "run.workload"
         if start == self.parameters.event:
             return {start: self._on_both}
         return {start: self._on_start, self.parameters.event: self._on_event}

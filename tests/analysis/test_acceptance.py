@@ -55,16 +55,20 @@ def test_latency_bins_are_narrow_and_ordered() -> None:
 
 def test_reached() -> None:
     h = History()
-    h("node.lost", node="n1", ms=1000)
-    h("engine.ready", at="e0/2", version="3", ms=4000)
+    h("engine.ready", at="e0/1", version="3", ms=50)  # in the start of the replicas
+    h("run.workload", at="world/0", ms=100)
+    h("node.lost", node="n1", ms=1100)
+    h("engine.ready", at="e0/2", version="3", ms=4100)
     h.end()
     where = {"actor": "e0", "inc": 2, "version": "3"}
     assert asked(h, "reached", event="engine.ready", where=where, within_s=4)[0] == "pass"
     assert asked(h, "reached", event="engine.ready", within_s=3.9)[0] == "fail"
     assert asked(h, "reached", event="engine.ready", within_s=3, after="node.lost") == ("pass", "after 3.000 s")
+    assert asked(h, "reached", event="engine.ready", within_s=0.05, after="run.started") == ("pass", "after 0.050 s")
     assert asked(h, "reached", event="engine.ready", within_s=9, nth=2)[0] == "fail"
     assert asked(h, "reached", event="engine.ready", where={"inc": 3}, within_s=9)[0] == "fail"
     cut = History()
+    cut("run.workload", at="world/0")
     assert asked(cut, "reached", event="engine.ready", within_s=9)[0] == "inconclusive"
     assert asked(History().end(), "reached", event="engine.ready", after="node.lost", within_s=9)[0] == "inconclusive"
 
