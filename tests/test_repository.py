@@ -96,6 +96,8 @@ PLANTED = [
     ("sim/planted.py", "import torch", "sim.planted must not import torch"),
     ("real/planted.py", "import simpy", "real.planted must not import simpy"),
     ("real/planted.py", "import sim", "real.planted must not import sim"),
+    ("real/emulated/planted.py", "import pandas", "real.emulated.planted must not import pandas"),
+    ("real/emulated/pacer.py", "import sim", "no import needs the exception real.emulated -> simpy"),
     ("analysis/planted.py", "import sim", "analysis.planted must not import sim"),
     ("analysis/planted.py", "import protocol.ports", "analysis.planted must not import protocol.ports"),
     ("analysis/planted.py", "import ray", "analysis.planted must not import ray"),
