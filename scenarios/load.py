@@ -93,15 +93,23 @@ def load(name_or_file: str, changes: Sequence[str] = ()) -> Scenario:
         raise BadInput(f"{path}: is no UTF-8 text (byte {error.start + 1})") from error
     except OSError as error:
         raise BadInput(f"{path}: cannot be read ({error.strerror})") from error
-    return parse(text, _shown(path), path.resolve().parent, changes)
+    return parse(text, _shown(path), path.resolve().parent, changes, pathlib.Path.cwd())
 
 
-def parse(text: str, source: str, folder: pathlib.Path, changes: Sequence[str] = ()) -> Scenario:
-    """Check the text of a scenario. Raises BadInput as :func:`load`."""
+def parse(
+    text: str, source: str, folder: pathlib.Path, changes: Sequence[str] = (), here: pathlib.Path | None = None
+) -> Scenario:
+    """Check the text of a scenario, whose relative paths start at ``folder``, those of the changes at ``here``.
+
+    Raises:
+        BadInput: as :func:`load`.
+    """
     tree = YamlTree(text, source)
     changed: list[tuple[tuple[str | int, ...], str]] = []
     for change in changes:
         changed.append((_set(tree.data, change), change))
+        if here is not None and here.resolve() != folder.resolve():
+            _traces_from(here, tree.data, changed[-1][0])
     if changes:
         text = yaml.safe_dump(tree.data, sort_keys=False, allow_unicode=True, width=120)
     places = _Places(tree, changed)
@@ -233,8 +241,8 @@ def _check_trace(scenario: Scenario, workload: WorkloadModel, path: tuple[str | 
     if not os.path.isfile(found):
         shipped = ", ".join(path.name for path in sorted(TRACES.iterdir()))
         raise BadInput(
-            f"{places.name(path)}: no trace at {found}; give a path from the scenario's folder, or one of those "
-            f"shipped: {shipped}"
+            f"{places.name(path)}: no trace at {found}; give a path from the scenario's folder (after --set from the "
+            f"current one), or one of those shipped: {shipped}"
         )
 
 
@@ -349,6 +357,18 @@ def _set(data: dict[str, Any], change: str) -> tuple[str | int, ...]:
                 node[step] = {}
             node = node[step]
     return tuple(path)
+
+
+def _traces_from(here: pathlib.Path, data: dict[str, Any], changed: Sequence[str | int]) -> None:
+    """Make the traces in what was changed paths from ``here``, but for names of shipped ones that are not there."""
+    workloads = data.get("workload")
+    for number, workload in enumerate(workloads if isinstance(workloads, list) else [workloads]):
+        where = ("workload", *([number] if isinstance(workloads, list) else []), "trace", "file")
+        trace = workload.get("trace") if isinstance(workload, dict) else None
+        file = trace.get("file") if isinstance(trace, dict) else None
+        if isinstance(trace, dict) and isinstance(file, str) and tuple(changed) == where[: len(changed)]:
+            if os.path.isfile(here / file) or not os.path.isfile(TRACES / file):
+                trace["file"] = str(here / file)
 
 
 def _shown(path: pathlib.Path) -> str:

@@ -11,7 +11,7 @@ import pytest
 
 from analysis.errors import BadInput
 from scenarios.faults import CATALOG, FAULTS, VERBS
-from scenarios.load import catalog, load, parse
+from scenarios.load import TRACES, catalog, load, parse
 from scenarios.steps import MEETS
 from sim.fault_kinds import IMPLEMENTED
 from tests.scenarios.conftest import ROOT
@@ -141,6 +141,38 @@ def test_bad_file_is_one_line_with_place_key_and_fix(old: str, new: str, message
 def test_a_file_that_is_no_mapping(text: str) -> None:
     with pytest.raises(BadInput, match="f.yaml:1: a scenario is a mapping"):
         parse(text, "f.yaml", HERE)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "workload.trace.file=mine.csv",
+        "workload.trace={format: azure, file: mine.csv}",
+        "workload.0.trace.file=mine.csv",
+    ],
+)
+def test_a_relative_trace_of_the_command_line_is_meant_from_the_current_folder(
+    tmp_path: pathlib.Path, change: str
+) -> None:
+    here, beside = tmp_path / "here", tmp_path / "beside"
+    for folder in (here, beside):
+        folder.mkdir()
+        (folder / "mine.csv").write_text("")
+    text = GOOD[: GOOD.index("  arrivals")] + "  trace: {format: azure, file: mine.csv}\n"
+    if ".0." in change:
+        text = text.replace("workload:\n  service", "workload:\n- service")
+    scenario = parse(text, "f.yaml", beside, [change], here)
+    trace = scenario.model.workload[0].trace
+    assert trace is not None and scenario.trace_path(trace.file) == here / "mine.csv"
+    again = parse(scenario.text, "f.yaml", beside)  # as a worker does, or who reads run.json
+    assert again.model.workload[0].trace == trace
+    unchanged = parse(text, "f.yaml", beside, ["seed=3"], here).model.workload[0].trace
+    assert unchanged is not None and scenario.trace_path(unchanged.file) == beside / "mine.csv"
+    shipped = "AzureLLMInferenceTrace_code.csv"
+    found = parse(text, "f.yaml", beside, [change.replace("mine.csv", shipped)], here)
+    assert found.trace_path(shipped) == TRACES / shipped
+    with pytest.raises(BadInput, match=f"no trace at {here}/absent.csv"):
+        parse(text, "f.yaml", beside, [change.replace("mine.csv", "absent.csv")], here)
 
 
 def test_trace_that_is_not_there_names_those_shipped() -> None:
