@@ -19,6 +19,17 @@ Made by `python -m tests.mutants.museum`; do not edit. Each row is a defect, mos
 check, and its whole run, under the same seeds. *Seeds* is how many had to be tried until the first catch; *s* is CPU
 time of one trial, the wrong and the right run together.
 
+The *source* says where a defect is from. The numbers are those of the notes that this project was built from:
+
+- `M8` and the like: a finding of the reviews and recorded runs of an elastic reward-model service (pull request 370 of
+  redai-studio/Relax on GitHub), in how it scales, drains, cleans up and decides.
+- `H4` and the like: a hazard read out of that service's source.
+- `P-2`, `C-13`, `H-10` and the like: a wrong variant of admin calls (P), of pause, continue and publication (C), of
+  export, health and recovery (H).
+- `A-I3`, `W-I2` and the like: an invariant that is broken, of the path of a client's request (A) or of weight updates (W).
+- `scaling 5.1`, `engines 3` and the like: a section of the notes on that subject; `DESIGN loop` and the like: a rule of
+  this project's design, as in [defense_of_design.md](defense_of_design.md).
+
 | mutant | what is wrong | source | in place of | scenario | check | seeds | s |
 | --- | --- | --- | --- | --- | --- | --- | --- |
 """

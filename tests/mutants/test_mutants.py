@@ -42,3 +42,17 @@ def test_the_museum_shows_each_of_them() -> None:
 
     page = PAGE.read_text()
     assert [mutant.name for mutant in MUTANTS if f"| {mutant.name} |" not in page] == []
+
+
+def test_the_museum_says_what_each_source_is() -> None:
+    import re
+
+    from tests.mutants.museum import PAGE
+
+    legend = PAGE.read_text().partition("| mutant |")[0]
+    for mutant in MUTANTS:
+        for source in mutant.source.split(", "):
+            family = re.match(r"[A-Z]-?(?=\w?\d)|[A-Z]-I|\w+", source)
+            assert family is not None
+            known = f"`{family[0]}" in legend or family[0] in ("serving", "training", "rollout")  # as `scaling 5.1`
+            assert known, f"{mutant.name}: {source}"
