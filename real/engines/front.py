@@ -84,6 +84,7 @@ class Front:
             f"http://127.0.0.1:{port}",
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEPT_S),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=None),
+            headers={"Accept-Encoding": "identity"},  # a page that a fault is to change must be text
             auto_decompress=False,
             read_bufsize=1 << 20,
         )

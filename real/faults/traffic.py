@@ -64,9 +64,9 @@ class FaultyTraffic(Traffic):
                 continue
             if fault.fault == "metrics_missing":
                 status, text = 404, _NOT_FOUND
-            elif fault.fault == "metrics_nan":
+            elif fault.fault == "metrics_nan" and status == 200:
                 text = _VALUE.sub(rb"\1 NaN", text)
-            else:
+            elif fault.fault == "metrics_stale":
                 text = self._stale.setdefault(fault.number, text)
         return status, text
 
