@@ -145,7 +145,8 @@ class LocalCluster:
         try:
             self._nodes[name] = self._cluster.add_node(
                 num_cpus=_LOGICAL_CPUS, num_gpus=count, object_store_memory=_OBJECT_STORE_BYTES,
-                include_dashboard=False, include_log_monitor=False, no_monitor=True, labels={LABEL: name, BIRTH: str(self._births)},
+                include_dashboard=False, include_log_monitor=False, no_monitor=True,
+                labels={LABEL: name, BIRTH: str(self._births)},
             )  # fmt: skip
         finally:
             if devices is not None:
@@ -177,9 +178,15 @@ def connect(address: str, run: str, packages: list[str]) -> None:
         raise ClusterFailed(f"--ray {address}: no connection: {type(error).__name__}: {error}") from error
 
 
-def nodes_problem(nodes: int, gpus_per_node: float) -> str:
-    """What the connected cluster lacks for a topology; empty when it suffices."""
+def connected_problem(nodes: int, gpus_per_node: float, folder: str) -> str:
+    """What the connected cluster lacks for a run; empty when it suffices.
+
+    Args:
+        nodes, gpus_per_node: of the topology.
+        folder: of the run, which every node must see.
+    """
     import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     from real.nodes import name_nodes
 
@@ -188,11 +195,14 @@ def nodes_problem(nodes: int, gpus_per_node: float) -> str:
         return f"the cluster has {len(named)} nodes, the scenario needs {nodes}"
     rows = {row["NodeID"]: row for row in ray.nodes()}
     for name, ray_id in named[:nodes]:
-        have = rows[ray_id]["Resources"].get("GPU", 0.0)
+        have, where = rows[ray_id]["Resources"].get("GPU", 0.0), rows[ray_id]["NodeManagerAddress"]
         if have < gpus_per_node:
-            return (
-                f"{name} ({rows[ray_id]['NodeManagerAddress']}) has {have:g} GPUs, the scenario needs {gpus_per_node:g}"
-            )
+            return f"{name} ({where}) has {have:g} GPUs, the scenario needs {gpus_per_node:g}"
+    look = ray.remote(num_cpus=0)(os.path.isdir)
+    for name, ray_id in named[:nodes]:
+        there = NodeAffinitySchedulingStrategy(ray_id, soft=False)
+        if not ray.get(look.options(scheduling_strategy=there).remote(folder), timeout=120):
+            return f"{name} does not see {folder}; set TMPDIR to a folder that every node mounts"
     return ""
 
 

@@ -159,6 +159,10 @@ class NameRegistry:
     def spec(self, run: str, name: str, incarnation: int) -> SpawnSpec:
         return self._runs[run].names[name][incarnation - 1].spec
 
+    def runs(self) -> int:
+        """How many runs are open."""
+        return len(self._runs)
+
     def close(self, run: str) -> list[tuple[str, int, str]]:
         """Forget a run; returns (Ray name, pid, node) of what may still be alive."""
         state = self._runs[run]

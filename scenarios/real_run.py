@@ -27,7 +27,6 @@ from scenarios.real_world import RealEnd, RealStage
 from scenarios.runner import conclude, preregistered, versions
 
 if TYPE_CHECKING:
-    from real.cluster import LocalCluster
     from real.merge import Merged
 
 _LOG_BYTES = 4_000_000  # of one log that is kept: its end
@@ -118,18 +117,14 @@ def _live(
     """From the start of Ray to the death of everything. Raises ClusterFailed."""
     import ray
 
-    from real.cluster import ClusterFailed, LocalCluster, connect, nodes_problem
+    from real.cluster import LocalCluster
 
-    cluster: LocalCluster | None = None
+    cluster = None if plan.ray else LocalCluster(run, list(plan.gpus))
+    posted: Any = None
     try:
-        if plan.ray:
-            root = pathlib.Path(__file__).resolve().parent.parent
-            connect(plan.ray, run, [str(root / package) for package in _PACKAGES])
-            topology = plan.scenario.model.topology
-            if problem := nodes_problem(topology.nodes, topology.gpus_per_node):
-                raise ClusterFailed(f"--ray {plan.ray}: {problem}")
+        if cluster is None:
+            posted = _connected(plan, run, folder)
         else:
-            cluster = LocalCluster(run, list(plan.gpus))
             cluster.start()
         engines = _with_model(plan, folder)
         stage = RealStage(
@@ -138,11 +133,28 @@ def _live(
         end = stage.run()
     finally:
         with _uninterrupted():
+            if posted is not None:
+                from real.guard import relieve
+
+                relieve(posted)
             ray.shutdown()
             problems = sweep()
             if cluster is not None:
                 cluster.reap()
     return end, problems
+
+
+def _connected(plan: RealPlan, run: str, folder: str) -> Any:
+    """Connect to the cluster of ``--ray`` and post a guard there. Raises ClusterFailed: it does not suffice."""
+    from real.cluster import ClusterFailed, connect, connected_problem
+    from real.guard import post_guard
+
+    root = pathlib.Path(__file__).resolve().parent.parent
+    connect(plan.ray, run, [str(root / package) for package in _PACKAGES])
+    topology = plan.scenario.model.topology
+    if problem := connected_problem(topology.nodes, topology.gpus_per_node, folder):
+        raise ClusterFailed(f"--ray {plan.ray}: {problem}")
+    return post_guard(run)
 
 
 def _with_model(plan: RealPlan, folder: str) -> Any:

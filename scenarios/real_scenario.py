@@ -28,8 +28,8 @@ def for_real(scenario: Scenario, kind: str) -> Scenario:
     model = scenario.model
     if kind != "emulated":
         model = _with_genuine_weights(model)
-    if real is not None and real.time_scale != 1.0:
-        model = model.model_copy(update={"steps": [_scaled(step, real.time_scale) for step in model.steps]})
+    if model.real is not None and model.real.time_scale != 1.0:
+        model = model.model_copy(update={"steps": [_scaled(step, model.real.time_scale) for step in model.steps]})
     return dataclasses.replace(scenario, model=model)
 
 

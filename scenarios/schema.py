@@ -324,7 +324,7 @@ class RealModel(SpecModel):
     def _never_the_steps(cls, value: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
         for changes in value.values():
             for key in changes:
-                if key.split(".")[0] in ("steps", "real", "name", "seed"):
+                if key.split(".")[0] in ("steps", "real", "name", "seed") and key != "real.time_scale":
                     raise PydanticCustomError(
                         "real_set", "{key} cannot be changed under 'set'; it may shrink the workload and the topology",
                         {"key": repr(key)},

@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 
-from real.warden import MARK, Sweeper
+from real.warden import Sweeper
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 
@@ -60,7 +60,7 @@ class Command:
     def wait_for_event(self, kind: str) -> None:
         """Wait until some process of the run has written an event of a kind."""
         until(lambda: any(f'"kind":"{kind}"' in log.read_text() for log in self.temporary.glob("*/events/*")), 100)
-        self.run = self._mark()
+        (self.run,) = _wardens(self.temporary).values()
 
     def processes(self) -> dict[int, str]:
         return Sweeper(self.run, "").processes()
@@ -69,17 +69,7 @@ class Command:
         """Everything of the run that is still there."""
         found = [f"process {pid}: {command}" for pid, command in self.processes().items()] if self.run else []
         found += [f"folder {path}" for path in self.temporary.iterdir()]
-        return found + [f"warden {pid}" for pid in _wardens(str(self.temporary))]
-
-    def _mark(self) -> str:
-        for path in pathlib.Path("/proc").glob("[0-9]*"):
-            with contextlib.suppress(OSError):
-                if int((path / "stat").read_text().rpartition(")")[2].split()[1]) == self.process.pid:
-                    for variable in (path / "environ").read_bytes().split(b"\0"):
-                        name, _, value = variable.decode(errors="replace").partition("=")
-                        if name == MARK:
-                            return value
-        raise AssertionError("the driver has no child with the mark of a run")
+        return found + [f"warden {pid}" for pid in _wardens(self.temporary)]
 
     def end(self) -> None:
         if self.process.poll() is None:
@@ -103,11 +93,12 @@ def until(reached: Callable[[], object], within_s: float) -> None:
         time.sleep(0.1)
 
 
-def _wardens(below: str) -> list[int]:
-    found = []
+def _wardens(below: pathlib.Path) -> dict[int, str]:
+    """Wardens of runs whose folder is below another: pid to id of the run."""
+    found = {}
     for path in pathlib.Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            words = (path / "cmdline").read_bytes().decode(errors="replace").split("\0")
-            if any(word.endswith("warden.py") for word in words) and any(word.startswith(below) for word in words):
-                found.append(int(path.name))
+            words = (path / "cmdline").read_bytes().decode(errors="replace").split("\0")[:-1]
+            if len(words) > 2 and words[-3].endswith("warden.py") and words[-1].startswith(f"{below}/"):
+                found[int(path.name)] = words[-2]
     return found

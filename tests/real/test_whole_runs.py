@@ -9,6 +9,7 @@ import re
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 
@@ -16,6 +17,7 @@ import pytest
 
 from analysis.rundir import RunDir, verify_manifest
 from analysis.verdict import judge_run
+from tests.real.local_ray import environment
 from tests.real.run_command import TINY, command, until
 
 pytestmark = pytest.mark.ray
@@ -135,4 +137,70 @@ def _listening(pids: set[int]) -> list[tuple[str, int]]:
         if any(int(pid) in pids for pid in re.findall(r"pid=(\d+)", line)):
             host, _, port = words[3].rpartition(":")
             found.append(("127.0.0.1" if host in ("*", "0.0.0.0", "[::]") else host.strip("[]"), int(port)))
+    return found
+
+
+@pytest.fixture
+def other_cluster(temporary: str) -> Iterator[str]:
+    """The address of a Ray of two nodes that is not the run's to end."""
+    with tempfile.TemporaryDirectory(prefix="other") as folder:
+        os.mkdir(os.path.join(folder, "ray"))
+        code = (
+            "import sys\nfrom ray.cluster_utils import Cluster\n"
+            "args = {'num_cpus': 16, 'num_gpus': 1, 'include_dashboard': False, 'object_store_memory': 80 << 20}\n"
+            "cluster = Cluster(initialize_head=True, head_node_args=args)\ncluster.add_node(**args)\n"
+            "print(cluster.address, flush=True)\nsys.stdin.read()\ncluster.shutdown()\n"
+        )
+        variables = {**os.environ, **environment(), "RAY_TMPDIR": folder}
+        holder = subprocess.Popen(
+            [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=variables
+        )
+        assert holder.stdout is not None
+        try:
+            yield holder.stdout.readline().strip()
+        finally:
+            holder.communicate(timeout=60)
+
+
+def test_a_cluster_of_others_is_used_and_left_as_it_was(
+    tmp_path: pathlib.Path, temporary: str, other_cluster: str
+) -> None:
+    host, port = other_cluster.rsplit(":", 1)
+    with command(tmp_path, temporary, *EMULATED, "--ray", other_cluster) as run:
+        code, out, err = run.wait()
+        assert code == 0, out + err
+        assert run.left() == []
+    nodes = {event.data["node"] for event in RunDir.open(run.out).read_events() if event.kind == "actor.spawned"}
+    assert nodes == {"node-0", "node-1"}
+    assert _on_cluster(other_cluster) == []
+    (tmp_path / "second").mkdir()
+    with command(tmp_path / "second", temporary, *EMULATED, "--ray", other_cluster) as run:
+        run.wait_for_event("request.done")
+        run.process.send_signal(signal.SIGKILL)
+        run.process.wait()
+        until(lambda: not run.left(), 15)
+        until(lambda: not _on_cluster(other_cluster), 30)
+    with socket.create_connection((host, int(port)), timeout=5):
+        pass  # Ray itself goes on
+    small = ("--set", "topology.gpus_per_node=2")
+    (tmp_path / "third").mkdir()
+    with command(tmp_path / "third", temporary, *EMULATED, "--ray", other_cluster, *small) as run:
+        code, _, err = run.wait()
+        assert code == 2 and "has 1 GPUs, the scenario needs 2" in err, err
+        assert run.left() == [] and not run.out.exists()
+
+
+def _on_cluster(address: str) -> list[str]:
+    """Living actors and placement groups of a cluster, as its own tools list them."""
+    code = (
+        "import ray, sys\nfrom ray.util import list_named_actors, placement_group_table\n"
+        "ray.init(address=sys.argv[1], log_to_driver=False, configure_logging=False)\n"
+        "print([one['name'] for one in list_named_actors(all_namespaces=True)]"
+        " + [row['name'] for row in placement_group_table().values() if row['state'] != 'REMOVED'])\n"
+    )
+    listed = subprocess.run(
+        [sys.executable, "-c", code, address], capture_output=True, text=True, timeout=60, check=True,
+        env={**os.environ, **environment()},
+    )  # fmt: skip
+    found: list[str] = json.loads(listed.stdout.strip().splitlines()[-1].replace("'", '"'))
     return found
