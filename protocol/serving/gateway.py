@@ -18,19 +18,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from typing import TypeVar
+from collections.abc import AsyncGenerator
 
 from protocol.config import GatewayConfig
-from protocol.errors import ConnectionLost, HttpError, NetworkError, NoReplica, Outcome, SeatrialError
+from protocol.errors import ConnectionLost, HttpError, NetworkError, NoReplica, SeatrialError
 from protocol.messages import EngineAddress, ForwardReply, ForwardRequest, GenerateRequest, GenerateResult, message
 from protocol.ports import EngineClient, backend, data_call
+from protocol.serving.dispatch import Dispatcher, concluded
 from protocol.serving.gateway_page import page
-from protocol.serving.pick_set import PickSet, Replica
-
-Key = tuple[str, int]
-Dispatched = GenerateRequest | ForwardRequest
-T = TypeVar("T")
+from protocol.serving.pick_set import Replica
 
 
 @message
@@ -57,7 +53,7 @@ class HealthView:
     stalled: tuple[EngineAddress, ...]
 
 
-class Gateway:
+class Gateway(Dispatcher):
     """Forwards generation calls to the least loaded routable replica. An actor.
 
     Args:
@@ -65,20 +61,9 @@ class Gateway:
     """
 
     def __init__(self, config: GatewayConfig) -> None:
-        self._config = config
-        self._replicas: dict[Key, Replica] = {}
+        super().__init__(config)
         self._newest: dict[str, int] = {}
-        self._picks = PickSet()
         self._roster_version = 0
-        self._some_routable = asyncio.Event()
-        self._retries: dict[str, int] = {}
-        self._failures: dict[str, int] = {}
-        self._emit: Callable[..., None]
-        self._now: Callable[[], float]
-
-    async def start(self) -> None:
-        self._emit = backend().emit
-        self._now = asyncio.get_running_loop().time
 
     # --- data ---
 
@@ -135,7 +120,7 @@ class Gateway:
             ok = True
         except (NetworkError, HttpError) as error:
             self._blame(replica, error)
-            raise _conclude([*failures, error]) from None
+            raise concluded([*failures, error]) from None
         finally:
             self._release(request, replica, ok)
 
@@ -155,149 +140,6 @@ class Gateway:
         except BaseException:
             await events.aclose()
             raise
-
-    async def _dispatch(
-        self, request: Dispatched, send: Callable[[EngineClient], Awaitable[T]]
-    ) -> tuple[T, Replica, list[SeatrialError]]:
-        """Pick, send and retry: the answer, the replica that gave it, *still counted*, and the failures before it."""
-        if not self._picks.size:
-            await self._wait_routable()
-        config = self._config
-        replica: Replica | None = self._pick(request)
-        failures: list[SeatrialError] = []
-        tried: list[Replica] = []
-        answered = False
-        try:
-            while True:
-                if replica is None:
-                    await self._wait_routable()
-                    replica = self._pick(request)
-                try:
-                    answer = await send(replica.client)
-                    answered = True
-                    return answer, replica, failures
-                except (NetworkError, HttpError) as error:
-                    failures.append(error)
-                    tried.append(replica)
-                    self._blame(replica, error)
-                    if not self._may_retry(request, error, len(failures)):
-                        raise _conclude(failures) from None
-                    replica = self._elsewhere(request, replica, tried, type(error).__name__, failures)
-                await asyncio.sleep(config.backoff_s * len(failures))
-                if replica is not None and not replica.routable:
-                    # It left the pick set while this call slept: what is not sent yet must not go there.
-                    replica = self._elsewhere(request, replica, [*tried, replica], replica.why, failures)
-        except NoReplica as error:
-            raise _conclude([*failures, error], len(failures)) from None
-        finally:
-            if replica is not None and not answered:
-                self._release(request, replica, False)
-
-    def _pick(self, request: Dispatched) -> Replica:
-        """Pick and count in one step. Something must be routable, and nothing awaited since that was seen."""
-        replica = self._picks.pick()
-        if replica.in_flight == 1:
-            replica.progress_at = self._now()
-        self._emit(
-            "gateway.picked",
-            request=request.request_id,
-            replica=replica.name,
-            replica_inc=replica.incarnation,
-            in_flight=replica.in_flight,
-        )
-        return replica
-
-    def _elsewhere(
-        self, request: Dispatched, old: Replica, tried: list[Replica], why: str, failures: list[SeatrialError]
-    ) -> Replica | None:
-        """The replica that a retry goes to, counted. None: nobody is routable, so it waits, uncounted, as a new call.
-
-        Raises the failure when the only routable replica is the one that failed.
-        """
-        new = self._move(request, old, tried, why)
-        if new is None:
-            if self._picks.size:
-                raise _conclude(failures)
-            # All are suspects at once, say after a burst of lost replies. Health readmits those that are well.
-            self._release(request, old, False)
-        return new
-
-    async def _wait_routable(self) -> None:
-        try:
-            async with asyncio.timeout(self._config.routable_wait_s):
-                while not self._picks.size:
-                    await self._some_routable.wait()
-        except TimeoutError:
-            known = len(self._replicas)
-            self._failures["NoReplica"] = self._failures.get("NoReplica", 0) + 1
-            waited = self._config.routable_wait_s
-            raise NoReplica(f"none of {known} replicas was routable for {waited} s") from None
-
-    def _may_retry(self, request: Dispatched, error: SeatrialError, sent: int) -> bool:
-        if isinstance(error, HttpError) and error.fields["status"] < 500:
-            return False
-        return sent < self._config.attempts and (error.outcome is Outcome.NOT_DONE or request.idempotent)
-
-    def _move(self, request: Dispatched, old: Replica, tried: list[Replica], why: str) -> Replica | None:
-        """Count on another replica, then no longer on this one, in one step: there is no instant without a count."""
-        new = self._picks.pick_other(tried) or self._picks.pick_other([old])
-        if new is None:
-            return None
-        self._uncount(old)
-        if new.in_flight == 1:
-            new.progress_at = self._now()
-        self._retries[why] = self._retries.get(why, 0) + 1
-        self._emit(
-            "gateway.moved",
-            request=request.request_id,
-            replica=new.name,
-            replica_inc=new.incarnation,
-            old=old.name,
-            old_inc=old.incarnation,
-            why=why,
-        )
-        return new
-
-    def _release(self, request: Dispatched, replica: Replica, ok: bool) -> None:
-        if ok:
-            replica.served += 1
-            replica.server_errors = 0
-            replica.progress_at = self._now()
-        self._uncount(replica)
-        self._emit(
-            "gateway.released",
-            request=request.request_id,
-            replica=replica.name,
-            replica_inc=replica.incarnation,
-            in_flight=replica.in_flight,
-            ok=ok,
-        )
-
-    def _uncount(self, replica: Replica) -> None:
-        if replica.routable:
-            self._picks.count(replica, -1)
-        else:
-            replica.in_flight -= 1
-        if not replica.in_flight:
-            for waiter in replica.waiters:
-                if not waiter.done():
-                    waiter.set_result(None)
-            replica.waiters.clear()
-            if replica.removed:
-                self._replicas.pop((replica.name, replica.incarnation), None)
-
-    def _blame(self, replica: Replica, error: SeatrialError) -> None:
-        why = type(error).__name__
-        self._failures[why] = self._failures.get(why, 0) + 1
-        if isinstance(error, HttpError):
-            if error.fields["status"] < 500:
-                return
-            replica.server_errors += 1
-            if replica.server_errors < self._config.server_errors_to_suspect:
-                return
-        if replica.routable:
-            replica.suspect = True
-            self._unroute(replica, why)
 
     # --- control ---
 
@@ -423,26 +265,11 @@ class Gateway:
                 failures.append(error)
         raise NoReplica(f"/v1/models: none of {len(failures)} routable replicas gave it", attached=tuple(failures))
 
-    # --- the pick set ---
+    # --- the roster ---
 
     def _find(self, address: EngineAddress) -> Replica | None:
         replica = self._replicas.get((address.name, address.incarnation))
         return None if replica is None or replica.removed else replica
-
-    def _route(self, replica: Replica) -> None:
-        replica.routable = True
-        replica.why = ""
-        self._picks.add(replica)
-        self._some_routable.set()
-        self._emit("gateway.routable", replica=replica.name, replica_inc=replica.incarnation)
-
-    def _unroute(self, replica: Replica, why: str) -> None:
-        self._picks.discard(replica)
-        replica.routable = False
-        replica.why = why
-        if not self._picks.size:
-            self._some_routable.clear()
-        self._emit("gateway.unroutable", replica=replica.name, replica_inc=replica.incarnation, why=why)
 
     def _remove(self, replica: Replica, why: str) -> None:
         if replica.removed:
@@ -454,13 +281,3 @@ class Gateway:
         self._roster_version += 1
         if not replica.in_flight:
             del self._replicas[(replica.name, replica.incarnation)]
-
-
-def _conclude(failures: list[SeatrialError], attempts: int | None = None) -> SeatrialError:
-    """The last error, with the earlier ones attached. One attempt of unknown outcome makes the whole unknown."""
-    *earlier, error = failures
-    error.attached = (*error.attached, *earlier)
-    error.fields = {**error.fields, "attempts": len(failures) if attempts is None else attempts}
-    if any(e.outcome is Outcome.UNKNOWN for e in earlier):
-        error.outcome = Outcome.UNKNOWN
-    return error

@@ -22,7 +22,7 @@ MODELS = sorted(
 )
 # Where each component's configuration is read.
 READERS = {
-    "GatewayConfig": ("serving/gateway.py",),
+    "GatewayConfig": ("serving/gateway.py", "serving/dispatch.py"),
     "HttpConfig": ("serving/gateway_api.py",),
     "HealthConfig": ("serving/health.py",),
     "AdminConfig": ("serving/admin.py", "serving/recovery.py"),
@@ -72,3 +72,14 @@ def test_values_out_of_range_are_refused() -> None:
 def test_a_configuration_does_not_change() -> None:
     with pytest.raises(pydantic.ValidationError):
         GatewayConfig().attempts = 5  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("model", MODELS, ids=lambda m: m.__name__)
+@pytest.mark.parametrize("absurd", [1e300, float("inf"), float("nan"), 10**30, -1])
+def test_an_absurd_number_is_refused_at_once(model: type[ComponentConfig], absurd: float) -> None:
+    for name, field in model.model_fields.items():
+        if field.annotation in (int, float):
+            with pytest.raises(pydantic.ValidationError):
+                model.model_validate({name: absurd})
+    with pytest.raises(pydantic.ValidationError, match="less than or equal to 1024"):
+        HealthConfig(slots=1_000_000)  # each is a task

@@ -1,0 +1,212 @@
+"""How one call finds its replica: picked, counted, and moved to another one when it fails in a way that permits it.
+
+The data path of `protocol.serving.gateway`, whose module text says what it promises (scaling.md 5.1).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from protocol.config import GatewayConfig
+from protocol.errors import HttpError, NetworkError, NoReplica, Outcome, SeatrialError
+from protocol.messages import ForwardRequest, GenerateRequest
+from protocol.ports import EngineClient, backend
+from protocol.serving.pick_set import PickSet, Replica
+
+Key = tuple[str, int]
+Dispatched = GenerateRequest | ForwardRequest
+T = TypeVar("T")
+
+
+class Dispatcher:
+    """Replicas with their counts, and the way of a call to one of them. What Gateway is made on.
+
+    Args:
+        config: attempts, back-off and time-outs.
+    """
+
+    def __init__(self, config: GatewayConfig) -> None:
+        self._config = config
+        self._replicas: dict[Key, Replica] = {}
+        self._picks = PickSet()
+        self._some_routable = asyncio.Event()
+        self._retries: dict[str, int] = {}
+        self._failures: dict[str, int] = {}
+        self._emit: Callable[..., None]
+        self._now: Callable[[], float]
+
+    async def start(self) -> None:
+        self._emit = backend().emit
+        self._now = asyncio.get_running_loop().time
+
+    async def _dispatch(
+        self, request: Dispatched, send: Callable[[EngineClient], Awaitable[T]]
+    ) -> tuple[T, Replica, list[SeatrialError]]:
+        """Pick, send and retry: the answer, the replica that gave it, *still counted*, and the failures before it."""
+        if not self._picks.size:
+            await self._wait_routable()
+        config = self._config
+        replica: Replica | None = self._pick(request)
+        failures: list[SeatrialError] = []
+        tried: list[Replica] = []
+        answered = False
+        try:
+            while True:
+                if replica is None:
+                    await self._wait_routable()
+                    replica = self._pick(request)
+                try:
+                    answer = await send(replica.client)
+                    answered = True
+                    return answer, replica, failures
+                except (NetworkError, HttpError) as error:
+                    failures.append(error)
+                    tried.append(replica)
+                    self._blame(replica, error)
+                    if not self._may_retry(request, error, len(failures)):
+                        raise concluded(failures) from None
+                    replica = self._elsewhere(request, replica, tried, type(error).__name__, failures)
+                await asyncio.sleep(config.backoff_s * len(failures))
+                if replica is not None and not replica.routable:
+                    # It left the pick set while this call slept: what is not sent yet must not go there.
+                    replica = self._elsewhere(request, replica, [*tried, replica], replica.why, failures)
+        except NoReplica as error:
+            raise concluded([*failures, error], len(failures)) from None
+        finally:
+            if replica is not None and not answered:
+                self._release(request, replica, False)
+
+    def _pick(self, request: Dispatched) -> Replica:
+        """Pick and count in one step. Something must be routable, and nothing awaited since that was seen."""
+        replica = self._picks.pick()
+        if replica.in_flight == 1:
+            replica.progress_at = self._now()
+        self._emit(
+            "gateway.picked",
+            request=request.request_id,
+            replica=replica.name,
+            replica_inc=replica.incarnation,
+            in_flight=replica.in_flight,
+        )
+        return replica
+
+    def _elsewhere(
+        self, request: Dispatched, old: Replica, tried: list[Replica], why: str, failures: list[SeatrialError]
+    ) -> Replica | None:
+        """The replica that a retry goes to, counted. None: nobody is routable, so it waits, uncounted, as a new call.
+
+        Raises the failure when the only routable replica is the one that failed.
+        """
+        new = self._move(request, old, tried, why)
+        if new is None:
+            if self._picks.size:
+                raise concluded(failures)
+            # All are suspects at once, say after a burst of lost replies. Health readmits those that are well.
+            self._release(request, old, False)
+        return new
+
+    async def _wait_routable(self) -> None:
+        try:
+            async with asyncio.timeout(self._config.routable_wait_s):
+                while not self._picks.size:
+                    await self._some_routable.wait()
+        except TimeoutError:
+            known = len(self._replicas)
+            self._failures["NoReplica"] = self._failures.get("NoReplica", 0) + 1
+            waited = self._config.routable_wait_s
+            raise NoReplica(f"none of {known} replicas was routable for {waited} s") from None
+
+    def _may_retry(self, request: Dispatched, error: SeatrialError, sent: int) -> bool:
+        if isinstance(error, HttpError) and error.fields["status"] < 500:
+            return False
+        return sent < self._config.attempts and (error.outcome is Outcome.NOT_DONE or request.idempotent)
+
+    def _move(self, request: Dispatched, old: Replica, tried: list[Replica], why: str) -> Replica | None:
+        """Count on another replica, then no longer on this one, in one step: there is no instant without a count."""
+        new = self._picks.pick_other(tried) or self._picks.pick_other([old])
+        if new is None:
+            return None
+        self._uncount(old)
+        if new.in_flight == 1:
+            new.progress_at = self._now()
+        self._retries[why] = self._retries.get(why, 0) + 1
+        self._emit(
+            "gateway.moved",
+            request=request.request_id,
+            replica=new.name,
+            replica_inc=new.incarnation,
+            old=old.name,
+            old_inc=old.incarnation,
+            why=why,
+        )
+        return new
+
+    def _release(self, request: Dispatched, replica: Replica, ok: bool) -> None:
+        if ok:
+            replica.served += 1
+            replica.server_errors = 0
+            replica.progress_at = self._now()
+        self._uncount(replica)
+        self._emit(
+            "gateway.released",
+            request=request.request_id,
+            replica=replica.name,
+            replica_inc=replica.incarnation,
+            in_flight=replica.in_flight,
+            ok=ok,
+        )
+
+    def _uncount(self, replica: Replica) -> None:
+        if replica.routable:
+            self._picks.count(replica, -1)
+        else:
+            replica.in_flight -= 1
+        if not replica.in_flight:
+            for waiter in replica.waiters:
+                if not waiter.done():
+                    waiter.set_result(None)
+            replica.waiters.clear()
+            if replica.removed:
+                self._replicas.pop((replica.name, replica.incarnation), None)
+
+    def _blame(self, replica: Replica, error: SeatrialError) -> None:
+        why = type(error).__name__
+        self._failures[why] = self._failures.get(why, 0) + 1
+        if isinstance(error, HttpError):
+            if error.fields["status"] < 500:
+                return
+            replica.server_errors += 1
+            if replica.server_errors < self._config.server_errors_to_suspect:
+                return
+        if replica.routable:
+            replica.suspect = True
+            self._unroute(replica, why)
+
+    # --- the pick set ---
+
+    def _route(self, replica: Replica) -> None:
+        replica.routable = True
+        replica.why = ""
+        self._picks.add(replica)
+        self._some_routable.set()
+        self._emit("gateway.routable", replica=replica.name, replica_inc=replica.incarnation)
+
+    def _unroute(self, replica: Replica, why: str) -> None:
+        self._picks.discard(replica)
+        replica.routable = False
+        replica.why = why
+        if not self._picks.size:
+            self._some_routable.clear()
+        self._emit("gateway.unroutable", replica=replica.name, replica_inc=replica.incarnation, why=why)
+
+
+def concluded(failures: list[SeatrialError], attempts: int | None = None) -> SeatrialError:
+    """The last error, with the earlier ones attached. One attempt of unknown outcome makes the whole unknown."""
+    *earlier, error = failures
+    error.attached = (*error.attached, *earlier)
+    error.fields = {**error.fields, "attempts": len(failures) if attempts is None else attempts}
+    if any(e.outcome is Outcome.UNKNOWN for e in earlier):
+        error.outcome = Outcome.UNKNOWN
+    return error
