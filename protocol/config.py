@@ -10,9 +10,12 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-SecondsOrNone = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Count = Annotated[int, Field(ge=1)]
+# What is beyond these is a slip of the pen, and would be found only when it is used: times that leave the range of
+# nanoseconds, a wait that is none, counts that nobody could keep.
+_LONGEST_S = 1e9
+Seconds = Annotated[float, Field(ge=1e-6, le=_LONGEST_S, allow_inf_nan=False)]
+SecondsOrNone = Annotated[float, Field(ge=0, le=_LONGEST_S, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=1, le=10**9)]
 
 
 class ComponentConfig(BaseModel):
@@ -51,7 +54,7 @@ class HealthConfig(ComponentConfig):
 
     interval_s: Seconds = 1.0
     """Each replica is asked for /ready once in this time."""
-    slots: Count = 8
+    slots: Annotated[int, Field(ge=1, le=1024)] = 8
     """The replicas are split over this many slots, spread evenly over the interval."""
     probe_timeout_s: Seconds = 1.0
     """Connect and read time-out of /ready (which answers in 1 ms) and of /metrics."""
@@ -63,7 +66,7 @@ class HealthConfig(ComponentConfig):
     """A replica with calls in flight and no success for this long is looked at for a wedge."""
     stall_check_s: Seconds = 2.0
     """Time between the two readings of its counters; equal readings are a wedge."""
-    generate_timeout_s: Annotated[float, Field(ge=20, allow_inf_nan=False)] = 22.0
+    generate_timeout_s: Annotated[float, Field(ge=20, le=_LONGEST_S, allow_inf_nan=False)] = 22.0
     """For /health_generate, which itself takes 1 s at least and gives up after 20 s."""
     replace_after_s: Seconds = 30.0
     """A replica whose process lives but is unhealthy this long is replaced. A dead or wedged one is at once."""
@@ -137,7 +140,7 @@ class ExportConfig(ComponentConfig):
     prefix: str = "exports"
     timeout_s: Seconds = 600.0
     """One deadline for a whole export."""
-    keep: Annotated[int, Field(ge=2)] = 3
+    keep: Annotated[int, Field(ge=2, le=10**9)] = 3
     """Published exports that stay; two at least, or a torn one has nothing before it to fall back on."""
 
 
@@ -167,7 +170,7 @@ class ScalingConfig(ComponentConfig):
 class LifecycleConfig(ComponentConfig):
     """``protocol.scaling.lifecycle.ScaleManager`` (scaling.md 3 to 5)."""
 
-    group_cpus: Annotated[int, Field(ge=0)] = 2
+    group_cpus: Annotated[int, Field(ge=0, le=10**6)] = 2
     """CPUs in the placement group of a replica, beside its GPUs."""
     placement_timeout_s: Seconds = 120.0
     """Until a placement group is CREATED."""
@@ -186,7 +189,7 @@ class LifecycleConfig(ComponentConfig):
     """Between two looks at /ready, or at whether a process is gone."""
     request_timeout_s: Seconds = 2.0
     """Connect and read time-out of /ready."""
-    generate_timeout_s: Annotated[float, Field(ge=20, allow_inf_nan=False)] = 22.0
+    generate_timeout_s: Annotated[float, Field(ge=20, le=_LONGEST_S, allow_inf_nan=False)] = 22.0
     """For /health_generate, which itself gives up after 20 s."""
     drain_timeout_s: Seconds = 600.0
     """How long a victim is waited for; then it is parked: not routable, its process and its group kept."""
