@@ -69,7 +69,7 @@ def observer(cls: type[T]) -> type[T]:
 
     Every other actor is a component: what it emits is a claim, and it may not pass a claim off as an observation.
     """
-    cls.__seatrial_observer__ = True  # type: ignore[attr-defined]
+    cls.__seatrial_observer__ = True  # type: ignore[attr-defined]  # a mark, looked for by name
     return cls
 
 
@@ -252,7 +252,9 @@ _declare("run.tail", "world", "The log of a process has no proper end: a death c
 _declare("run.wait", "world", "One edge of the who-waits-for-whom report of a deadlock.",
         waiter="str: task", waits_for="str: what", should_wake="str: who holds it or should have answered")
 _declare("run.anomaly", "world", "Something asyncio would only have logged: fails an invariant.",
-        what="str: never_awaited, unretrieved, unfinished_generator, loop_exception, refused_call", detail="str: text")
+        what="str: never_awaited, unretrieved, unfinished_generator, loop_exception, refused_call; real: "
+        "breakpoint_unanswered (the driver did not see an event that a step waits for), fault_half_done",
+        detail="str: text")
 
 # --- processes ---
 _declare("actor.spawned", "world", "A process started.", cls="str: class", node="str: node", role="str: actor, engine or driver")
