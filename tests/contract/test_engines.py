@@ -38,12 +38,13 @@ def arm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 
 
 @pytest.fixture(scope="module")
-def seen(arm: EngineArm) -> dict[str, str]:
-    """Every shared fact at one engine: name -> how it failed, "" where it holds."""
+def seen(arm: EngineArm, request: pytest.FixtureRequest) -> dict[str, str]:
+    """The shared facts that are asked for, at one engine: name -> how it failed, "" where it holds."""
+    asked = {item.callspec.params.get("fact") for item in request.session.items if hasattr(item, "callspec")}
 
     async def body(backend: Backend) -> dict[str, str]:
         stage = await Stage.open(backend, arm.hands, arm.spec, "engine-0")
-        return {name_of(fact): await failure(fact, stage) for fact in SHARED}
+        return {name_of(fact): await failure(fact, stage) for fact in SHARED if fact in asked}
 
     found: dict[str, str] = arm.run(body)
     return found
