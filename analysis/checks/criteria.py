@@ -73,7 +73,7 @@ class AnsweredFraction(Criterion[Fraction]):
         self.judged = self.ledger.requests_sent
         if self.judged and self._answered < self.parameters.at_least * self.judged:
             text = f"{self._answered} of {self.judged} answered, less than {self.parameters.at_least:.4g}"
-            if self.ledger.finished is None:
+            if not self.ledger.ended:
                 self.doubt(f"{text}, and the evidence has no end", *self._failed)
             else:
                 self.violation(text, *self._failed)
@@ -201,7 +201,7 @@ class Reached(Criterion[Happens]):
             if took > limit_ns:
                 text = f"came after {took / 1e9:.3f} s, later than {self.parameters.within_s:g} s"
                 self.violation(text, self._found.seq)
-        elif self.ledger.finished is not None or self.ledger.last_ns - self._from.t_ns > limit_ns:
+        elif self.ledger.ended or self.ledger.last_ns - self._from.t_ns > limit_ns:
             self.judged = 1
             self.violation(f"{self._count} of {self.parameters.nth} such events came", self._from.seq)
         else:
@@ -260,7 +260,7 @@ class Occurs(Criterion[Count]):
         if most is not None and self._count > most:
             self.judged = 1
             self.violation(f"{self._count} times, more than {most}", *self._seqs)
-        elif self.ledger.finished is None:
+        elif not self.ledger.ended:
             self.doubt("the evidence has no end")
         else:
             self.judged = 1

@@ -215,6 +215,11 @@ class Ledger:
         return self.finished is not None and self.finished.data["reason"] == "completed"
 
     @property
+    def ended(self) -> bool:
+        """What has not come will not come any more. A driver that crashed or was interrupted cut the run short."""
+        return self.completed or self.stuck
+
+    @property
     def stuck(self) -> bool:
         """The run ended because nothing went on: what is open then will never end."""
         return self.finished is not None and self.finished.data["reason"] in _STUCK
