@@ -40,13 +40,13 @@ def message(cls: type[T]) -> type[T]:
     """
     made = dataclasses.dataclass(frozen=True, slots=True)(cls)
     hints = typing.get_type_hints(made)
-    for field in dataclasses.fields(made):  # type: ignore[arg-type]
+    for field in dataclasses.fields(made):  # type: ignore[arg-type]  # any class is one, for dataclasses
         if not _immutable_annotation(hints[field.name]):
             raise TypeError(
                 f"{cls.__qualname__}.{field.name}: {hints[field.name]!r} is not deeply immutable; "
                 "use int, float, str, bytes, bool, None, Enum, Literal, tuple[...] or another @message"
             )
-    made.__seatrial_message__ = True  # type: ignore[attr-defined]
+    made.__seatrial_message__ = True  # type: ignore[attr-defined]  # a mark, looked for by name
     return made
 
 

@@ -31,7 +31,7 @@ def data_call(method: F) -> F:
 
     Methods without it are control calls and never wait behind data calls (DESIGN.md, "One process, one loop").
     """
-    method.__seatrial_data_call__ = True  # type: ignore[attr-defined]
+    method.__seatrial_data_call__ = True  # type: ignore[attr-defined]  # a mark, looked for by name
     return method
 
 

@@ -183,7 +183,7 @@ class ActorSystem:
 
     async def _launch(self, spawner: ActorProcess, name: str, spec: SpawnSpec) -> ActorRef:
         if not spawner.alive:
-            return await spawner.loop.create_future()  # type: ignore[no-any-return]
+            return await spawner.loop.create_future()  # type: ignore[no-any-return]  # it is never set
         if self._taken(name):
             raise NameTaken(f"a living process is named {name!r}")
         birth = self._reserved[name] = Birth(spec, name, spawner, self.letter(spawner, "spawn"))

@@ -11,7 +11,7 @@ import simpy
 from simpy.core import EmptySchedule
 from simpy.events import NORMAL, Event
 
-_heappush = heapq.heappush
+_heappush: Callable[[Any, Any], None] = heapq.heappush  # SimPy types times as floats; here they are ints
 
 
 class Draw(Protocol):
@@ -64,13 +64,13 @@ class Clock(simpy.Environment):
         super().__init__(initial_time=0)
         if ties is not None:
             # Equal times are permuted: the tie-breaker is a draw, made unique by a counter in its low bits.
-            self._eid = _drawn_ids(ties)  # type: ignore[assignment]
+            self._eid = _drawn_ids(ties)  # type: ignore[assignment]  # SimPy only calls next on it
         self.cancelled = 0  # entries and timers in the queue that will do nothing
 
-    def schedule(self, event: Event, priority: int = NORMAL, delay: int = 0) -> None:  # type: ignore[override]
+    def schedule(self, event: Event, priority: int = NORMAL, delay: int = 0) -> None:  # type: ignore[override]  # ns
         if type(delay) is not int:
             raise TypeError(f"simulated time is an int count of nanoseconds; got a delay of {delay!r}")
-        _heappush(self._queue, (self._now + delay, priority, next(self._eid), event))  # type: ignore[misc]
+        _heappush(self._queue, (self._now + delay, priority, next(self._eid), event))
 
     def call_at(self, t_ns: int, fn: Callable[..., object], *args: Any, background: bool = False) -> Entry:
         """Run ``fn(*args)`` at ``t_ns`` (not before now), outside of any actor."""
@@ -79,7 +79,7 @@ class Clock(simpy.Environment):
         entry.fn = fn
         entry.args = args
         entry.background = background
-        _heappush(self._queue, (t_ns if t_ns > self._now else self._now, NORMAL, next(self._eid), entry))  # type: ignore[misc]
+        _heappush(self._queue, (t_ns if t_ns > self._now else self._now, NORMAL, next(self._eid), entry))
         return entry
 
     def call_after(self, delay_ns: int, fn: Callable[..., object], *args: Any, background: bool = False) -> Entry:
@@ -88,7 +88,7 @@ class Clock(simpy.Environment):
         entry.fn = fn
         entry.args = args
         entry.background = background
-        _heappush(self._queue, (self._now + delay_ns, NORMAL, next(self._eid), entry))  # type: ignore[misc]
+        _heappush(self._queue, (self._now + delay_ns, NORMAL, next(self._eid), entry))
         return entry
 
     def next_number(self) -> int:
@@ -102,7 +102,7 @@ class Clock(simpy.Environment):
         entry.fn = fn
         entry.args = ()
         entry.background = background
-        _heappush(self._queue, (t_ns, NORMAL, number, entry))  # type: ignore[misc]
+        _heappush(self._queue, (t_ns, NORMAL, number, entry))
         return entry
 
     def note_cancelled(self) -> None:

@@ -99,9 +99,10 @@ class _Substitute(ActorLoop):
         self.slow_callback_duration = 0.1
 
     # The reports that a run takes as anomalies go to asyncio's logger, where the tests look for them.
+    # mypy: the base is no loop of CPython's, whose handling this is.
     default_exception_handler = base_events.BaseEventLoop.default_exception_handler  # type: ignore[assignment]
 
-    call_exception_handler = _ExceptionHandling()  # type: ignore[assignment]
+    call_exception_handler = _ExceptionHandling()  # type: ignore[assignment]  # as above
 
     def _run_once(self) -> None:
         self._kernel.run(lambda: True)
@@ -122,6 +123,8 @@ class _TimeChecked(_Substitute):
         if gen is not None:
             self._gen = gen()
             next(self._gen)
+
+    # mypy: they give what CPython's loops give, not our handles.
 
     def call_later(self, delay: float, callback: Any, *args: Any, context: Any = None) -> Any:  # type: ignore[override]
         timer = super().call_later(delay, callback, *args, context=context)
@@ -180,7 +183,7 @@ class _TestTime(types.ModuleType):
 @contextlib.contextmanager
 def substituted(counted: _Counted, modules: Sequence[types.ModuleType]) -> Iterator[None]:
     """Our loop in place of asyncio's, everywhere that the tests make one."""
-    from test.test_asyncio import utils as test_utils  # type: ignore[import-not-found]
+    from test.test_asyncio import utils as test_utils  # type: ignore[import-not-found]  # some builds leave it out
 
     substitute = type("Substitute", (_Substitute,), {"counted": counted})
     time_checked = type("TimeChecked", (_TimeChecked,), {"counted": counted})
@@ -245,6 +248,7 @@ class _Result(unittest.TestResult):
         self.callbacks[test.id()] = self.counted.callbacks - self.before
 
     def _fail(self, test: Any, err: Any) -> None:
+        # mypy: typeshed does not have unittest's own helper.
         self.failed.setdefault(test.id(), self._exc_info_to_string(err, test))  # type: ignore[attr-defined]
 
     def addError(self, test: Any, err: Any) -> None:

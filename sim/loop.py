@@ -25,13 +25,13 @@ from sim.refused import RefusedLoop
 if TYPE_CHECKING:
     from sim.kernel import Kernel
 
-_heappush = heapq.heappush
+_heappush: Callable[[Any, Any], None] = heapq.heappush  # SimPy types times as floats; here they are ints
 
 background: contextvars.ContextVar[bool] = contextvars.ContextVar("seatrial_background", default=False)
 """True inside periodic work and what it calls: no progress for the deadlock detector."""
 
 
-class SimFuture(asyncio.Future):  # type: ignore[type-arg]
+class SimFuture(asyncio.Future):  # type: ignore[type-arg]  # generic for mypy alone
     """A future that hashes by creation number: asyncio keeps futures in sets, whose order must not be by address."""
 
     __slots__ = ("_number",)
@@ -41,15 +41,15 @@ class SimFuture(asyncio.Future):  # type: ignore[type-arg]
     def __hash__(self) -> int:
         number = getattr(self, "_number", 0)  # not try: a task is hashed once, so it would always raise
         if not number:
-            self._number = number = next(self.get_loop()._kernel._numbers)  # type: ignore[attr-defined]
+            self._number = number = next(self.get_loop()._kernel._numbers)  # type: ignore[attr-defined]  # of ours
         return number
 
 
-class SimTask(asyncio.Task):  # type: ignore[type-arg]
+class SimTask(asyncio.Task):  # type: ignore[type-arg]  # generic for mypy alone
     """A task that hashes by creation number (its first hash is its registration, inside the constructor)."""
 
     __slots__ = ("_named", "_number")
-    __hash__ = SimFuture.__hash__  # type: ignore[assignment]
+    __hash__ = SimFuture.__hash__  # type: ignore[assignment]  # a task has the field, too
 
     # asyncio numbers the unnamed tasks of a process; here they are numbered within the run.
 
@@ -174,7 +174,7 @@ class ActorLoop(RefusedLoop):
         handle._scheduled = False  # in the clock's queue
         return handle
 
-    def call_soon(  # type: ignore[override]
+    def call_soon(  # type: ignore[override]  # gives our handle
         self, callback: Any, *args: Any, context: contextvars.Context | None = None
     ) -> asyncio.Handle:
         # _handle written out, as in call_later: these two run for everything that an actor does.
@@ -197,13 +197,13 @@ class ActorLoop(RefusedLoop):
             self._kernel._runnable.append(self)
         return handle
 
-    def call_soon_threadsafe(  # type: ignore[override]
+    def call_soon_threadsafe(  # type: ignore[override]  # gives our handle
         self, callback: Any, *args: Any, context: contextvars.Context | None = None
     ) -> asyncio.Handle:
         # There is one thread in the simulated world, so this is call_soon; kept because libraries call it.
         return self.call_soon(callback, *args, context=context)
 
-    def call_later(  # type: ignore[override]
+    def call_later(  # type: ignore[override]  # gives our handle
         self, delay: float, callback: Any, *args: Any, context: contextvars.Context | None = None
     ) -> asyncio.TimerHandle:
         if delay is None:
@@ -227,10 +227,10 @@ class ActorLoop(RefusedLoop):
         if self._shut:
             self._check_closed()
         else:
-            _heappush(clock._queue, (t_ns, NORMAL, next(clock._eid), timer))  # type: ignore[misc]
+            _heappush(clock._queue, (t_ns, NORMAL, next(clock._eid), timer))
         return timer
 
-    def call_at(  # type: ignore[override]
+    def call_at(  # type: ignore[override]  # gives our handle
         self, when: float, callback: Any, *args: Any, context: contextvars.Context | None = None
     ) -> asyncio.TimerHandle:
         if when is None:
@@ -249,7 +249,7 @@ class ActorLoop(RefusedLoop):
         if self._shut:
             self._check_closed()
         else:
-            _heappush(clock._queue, (t_ns, NORMAL, next(clock._eid), timer))  # type: ignore[misc]
+            _heappush(clock._queue, (t_ns, NORMAL, next(clock._eid), timer))
         return timer
 
     def create_future(self) -> SimFuture:

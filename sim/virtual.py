@@ -253,7 +253,7 @@ class Virtual:
         return self._bytes[loop].bytes(size)
 
     def _virtualise_random(self) -> None:
-        shared = random._inst  # type: ignore[attr-defined]
+        shared = random._inst  # type: ignore[attr-defined]  # the one behind its functions
         for name in sorted(vars(random)):
             real = getattr(random, name)
             if getattr(real, "__self__", None) is shared:

@@ -7,6 +7,7 @@ be patched at all. So such references are found in the component's module and re
 from __future__ import annotations
 
 import datetime as _datetime
+import functools
 import sys
 import types
 from collections.abc import Callable, Iterator
@@ -85,7 +86,7 @@ class Renamer:
             if found is not None:
                 # A built-in is no descriptor and a function is one: keep `self.clock()` from passing self.
                 setattr(cls, name, staticmethod(found))
-                self._undo.append(lambda name=name, value=value: setattr(cls, name, value))  # type: ignore[misc]
+                self._undo.append(functools.partial(setattr, cls, name, value))
             elif isinstance(inner, types.FunctionType):
                 self._adopt_function(inner)
             elif isinstance(inner, type) and inner.__module__ == cls.__module__:
@@ -99,7 +100,7 @@ class Renamer:
             defaults, keyword_defaults = one.__defaults__, one.__kwdefaults__
             if defaults and any(id(value) in self._replaced for value in defaults):
                 one.__defaults__ = tuple(self._virtual(value) or value for value in defaults)
-                self._undo.append(lambda one=one, was=defaults: setattr(one, "__defaults__", was))  # type: ignore[misc]
+                self._undo.append(functools.partial(setattr, one, "__defaults__", defaults))
             for name, value in list((keyword_defaults or {}).items()):
                 found = self._virtual(value)
                 if found is not None and keyword_defaults is not None:
@@ -113,7 +114,7 @@ class Renamer:
                 found = self._virtual(value)
                 if found is not None:
                     cell.cell_contents = found
-                    self._undo.append(lambda cell=cell, was=value: setattr(cell, "cell_contents", was))  # type: ignore[misc]
+                    self._undo.append(functools.partial(setattr, cell, "cell_contents", value))
 
 
 def _unwrapped(function: Any) -> Iterator[types.FunctionType]:
