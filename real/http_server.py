@@ -69,7 +69,7 @@ class HttpServer:
         self._routes = routes
         self._settings = settings
         self._metrics = HttpMetrics(routes.paths)
-        self._open: set[asyncio.Task[Any]] = set()
+        self._open: dict[asyncio.Task[Any], Any] = {}  # to the connection that it answers
         self._runner: web.AppRunner | None = None
 
     async def start(self) -> tuple[str, int]:
@@ -99,9 +99,13 @@ class HttpServer:
             await site.stop()
         await asyncio.sleep(0)  # a request that had just arrived counts as in flight
         assert runner.server is not None
-        runner.server.pre_shutdown()  # idle connections close now, the others after their answer
+        runner.server.pre_shutdown()  # connections take no further request; aiohttp leaves the idle ones open
+        busy = set(self._open.values())
+        for connection in runner.server.connections:
+            if connection not in busy and connection.transport is not None:
+                connection.transport.close()
         if self._open:
-            _, late = await asyncio.wait(set(self._open), timeout=self._settings.shutdown_grace_s)
+            _, late = await asyncio.wait(self._open, timeout=self._settings.shutdown_grace_s)
             for task in late:
                 task.cancel()
         await runner.cleanup()
@@ -109,7 +113,7 @@ class HttpServer:
     async def _handle(self, raw: web.Request) -> web.StreamResponse:
         task = asyncio.current_task()
         assert task is not None
-        self._open.add(task)
+        self._open[task] = raw.protocol
         try:
             with self._metrics.request(raw.path) as seen:
                 answer = await self._answer(raw)
@@ -120,7 +124,7 @@ class HttpServer:
                 seen.status = answer.status
                 return _whole(answer)
         finally:
-            self._open.discard(task)
+            del self._open[task]
 
     async def _answer(self, raw: web.Request) -> HttpAnswer | HttpStream:
         try:

@@ -117,6 +117,8 @@ def test_a_stream_that_breaks_after_its_first_event_ends_with_an_error_event(fai
         assert (error["type"], error["outcome"]) == (type(failure).__name__, "unknown")
         assert not front.world.of("gateway.moved")
         assert front.engines[1].generated == []
+        suspect = not isinstance(failure, HttpError)  # a replica is, when its connection breaks
+        assert [view.routable for view in await front.handle.engines()] == [not suspect, True]
         assert front.world.of("gateway.released") == [
             {"request": "http-000001", "replica": "engine-0", "replica_inc": 0, "in_flight": 0, "ok": False}
         ]

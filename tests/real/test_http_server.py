@@ -208,6 +208,18 @@ def test_a_body_that_does_not_come_is_given_up() -> None:
     asyncio.run(body())
 
 
+def test_a_body_that_says_how_long_it_is_is_refused_before_it_comes() -> None:
+    async def body() -> None:
+        async with served() as it:
+            reader, writer = await asyncio.open_connection("127.0.0.1", it.port)
+            writer.write(b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 1001\r\n\r\n")
+            async with asyncio.timeout(2):
+                assert (await reader.readline()).startswith(b"HTTP/1.1 413")
+            writer.close()
+
+    asyncio.run(body())
+
+
 def test_a_client_that_reads_slowly_holds_its_stream_back() -> None:
     async def body() -> None:
         async with served() as it:
@@ -349,6 +361,25 @@ def test_stopping_lets_what_is_in_flight_finish_and_nothing_new_begin(path: str)
             assert status == 200 and ("true" in text or text.endswith("data: [DONE]\n\n"))
             await stopping
             assert it.handlers.cancelled == 0
+
+    asyncio.run(body())
+
+
+def test_an_idle_connection_is_closed_as_soon_as_the_server_stops() -> None:
+    async def body() -> None:
+        async with served(shutdown_grace_s=10.0) as it:
+            reader, writer = await asyncio.open_connection("127.0.0.1", it.port)
+            writer.write(b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n")
+            await reader.readuntil(b'{"length": 0}')
+            call = asyncio.ensure_future(it.post("/wait"))
+            await until(lambda: len(it.handlers.seen) == 2)
+            stopping = asyncio.ensure_future(it.server.stop())
+            async with asyncio.timeout(2):
+                assert await reader.read() == b"", "or it could ask for more while others finish"
+            writer.close()
+            it.handlers.go_on.set()
+            await call
+            await stopping
 
     asyncio.run(body())
 
