@@ -12,6 +12,7 @@ from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from protocol.errors import SeatrialError
+from real.faults.stops import Stops
 from real.faults.table import Standing, TableWriter
 
 if TYPE_CHECKING:
@@ -69,6 +70,7 @@ class Site:
     census: Census
     bandwidth: float = 0.0
     machines: Machines | None = None
+    stops: Stops = dataclasses.field(default_factory=Stops)
 
     def node_names(self) -> tuple[str, ...]:
         """Of the nodes that the run began with, the head first."""

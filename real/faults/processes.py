@@ -129,26 +129,31 @@ class RestartEmpty(ProcessFault):
 
 class Sigstop(ProcessFault):
     def inject(self) -> None:
+        self._pids = self.pids()
         self.record("actor.stopped")
-        self.send(signal.SIGSTOP, self.pids())
+        self.site.stops.stop(self._pids)
 
     def heal(self) -> None:
         if self.still_there():
             self.record("actor.continued")
-            self.send(signal.SIGCONT, self.pids())
+        self.site.stops.go_on(self._pids)
 
 
 class Slow(ProcessFault):
     def inject(self) -> None:
-        pids = [str(pid) for pid in self.pids()]
+        self._pids = self.pids()
         self._duty = subprocess.Popen(
-            [sys.executable, "-I", "-S", str(_DUTY), str(self.params["percent"]), *pids], stdin=subprocess.PIPE
+            [sys.executable, "-I", "-S", str(_DUTY), str(self.params["percent"]), *map(str, self._pids)],
+            stdin=subprocess.PIPE,
         )
+        self.site.stops.duty_begins(self._duty.pid, self._pids)
 
     def heal(self) -> None:
+        self.site.stops.duty_ends(self._duty.pid)
         assert self._duty.stdin is not None
         self._duty.stdin.close()
         self._duty.wait()
+        self.site.stops.stop_again(self._pids)
 
 
 class Wedge(ProcessFault):
@@ -160,11 +165,10 @@ class Wedge(ProcessFault):
         return observed
 
     def inject(self) -> None:
-        self.send(signal.SIGSTOP, [self._pid])
+        self.site.stops.stop([self._pid])
 
     def heal(self) -> None:
-        if self.still_there():
-            self.send(signal.SIGCONT, [self._pid])
+        self.site.stops.go_on([self._pid])
 
 
 def _part_of(card: ProcessCard, part: Part) -> int:

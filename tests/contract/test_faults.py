@@ -114,6 +114,21 @@ class TestProcesses:
             own = [event for event in events if event.actor == name]
             assert kinds(own, "actor.stopped", "actor.continued") == ["actor.stopped", "actor.continued"]
 
+    def test_a_wedge_outlasts_a_stop_that_it_overlaps(self, world: FaultedArm) -> None:
+        async def body(backend: Any, faults: Faults) -> None:
+            client = await ready_engine(backend)
+            call = asyncio.ensure_future(client.generate(request(1, 400)))
+            await asyncio.sleep(0.2)
+            stop, wedge = faults.inject("sigstop", "engine-0"), faults.inject("wedge", "engine-0")
+            faults.repair(stop)
+            assert (await client.get("/ready", read_timeout_s=5))[0] == 200
+            await asyncio.sleep(4)
+            assert not call.done()
+            faults.repair(wedge)
+            assert (await call).completion_tokens == 400
+
+        world.run(body)
+
     def test_slow_makes_everything_take_longer(self, world: FaultedArm) -> None:
         async def body(backend: Any, faults: Faults) -> None:
             loop = asyncio.get_running_loop()
