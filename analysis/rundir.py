@@ -13,7 +13,7 @@ import os
 import pathlib
 import platform
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, BinaryIO, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -44,6 +44,15 @@ class Preregistered(BaseModel):
     """How long after its healing a fault still explains a failed request (time-outs and retries run on)."""
 
 
+class EngineProfileInfo(BaseModel):
+    """Which engine profile a service ran with, and the SHA-256 of its file."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    profile: str
+    sha256: str
+
+
 class RunInfo(BaseModel):
     """``run.json``."""
 
@@ -57,6 +66,8 @@ class RunInfo(BaseModel):
     schema_version: int = SCHEMA_VERSION
     versions: dict[str, str]
     machine: dict[str, str]
+    engines: dict[str, EngineProfileInfo] = {}
+    """The engine profile of each service."""
     repeat: str = ""
     """The command that repeats this run."""
     preregistered: Preregistered = Preregistered()
@@ -184,6 +195,7 @@ def write_run_json(
     versions: dict[str, str],
     preregistered: Preregistered,
     repeat: str = "",
+    engines: Mapping[str, EngineProfileInfo] | None = None,
     machine: dict[str, str] | None = None,
 ) -> RunInfo:
     """Write ``run.json``. Call it before the run starts: thresholds count only if they were fixed before.
@@ -194,6 +206,7 @@ def write_run_json(
         scenario_text: the scenario file after ``--set``, as text.
         versions: package name to version.
         repeat: the command that repeats the run.
+        engines: the engine profile of each service.
         machine: as :func:`this_machine`, which is the default.
 
     Raises:
@@ -209,6 +222,7 @@ def write_run_json(
         backend=backend,
         versions=versions,
         machine=this_machine() if machine is None else machine,
+        engines=dict(engines or {}),
         repeat=repeat,
         preregistered=preregistered,
     )

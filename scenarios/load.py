@@ -110,6 +110,7 @@ def parse(
         changed.append((_set(tree.data, change), change))
         if here is not None and here.resolve() != folder.resolve():
             _traces_from(here, tree.data, changed[-1][0])
+            _given_engines_from(here, folder, tree.data, changed[-1][0])
     if changes:
         text = yaml.safe_dump(tree.data, sort_keys=False, allow_unicode=True, width=120)
     places = _Places(tree, changed)
@@ -117,7 +118,7 @@ def parse(
         model = ScenarioModel.model_validate(tree.data)
     except ValidationError as error:
         raise BadInput(_explain(error, places)) from error
-    scenario = Scenario(model, text, source, folder, places.name)
+    scenario = Scenario(_engines_from(folder, model), text, source, folder, places.name)
     _check(scenario, places)
     return scenario
 
@@ -369,6 +370,40 @@ def _traces_from(here: pathlib.Path, data: dict[str, Any], changed: Sequence[str
         if isinstance(trace, dict) and isinstance(file, str) and tuple(changed) == where[: len(changed)]:
             if os.path.isfile(here / file) or not os.path.isfile(TRACES / file):
                 trace["file"] = str(here / file)
+
+
+def _is_path(engine: object) -> bool:
+    """Whether it is a relative path of an engine profile, not the name of a shipped one."""
+    found = isinstance(engine, str) and ("/" in engine or engine.endswith((".yaml", ".yml")))
+    return found and not os.path.isabs(str(engine))
+
+
+def _relative(path: pathlib.Path, start: pathlib.Path) -> str:
+    found = os.path.relpath(path, start)
+    return found if _is_path(found) else f"./{found}"
+
+
+def _given_engines_from(
+    here: pathlib.Path, folder: pathlib.Path, data: dict[str, Any], changed: Sequence[str | int]
+) -> None:
+    """As traces; made a path from ``folder``, for evidence names profiles and is the same wherever the package lies."""
+    topology = data.get("topology")
+    services = topology.get("services") if isinstance(topology, dict) else None
+    for name, service in services.items() if isinstance(services, dict) else ():
+        where = ("topology", "services", name, "engine")
+        if isinstance(service, dict) and _is_path(service.get("engine")) and tuple(changed) == where[: len(changed)]:
+            service["engine"] = _relative(here / service["engine"], folder)
+
+
+def _engines_from(folder: pathlib.Path, model: ScenarioModel) -> ScenarioModel:
+    """Engine profiles are named by paths from ``folder``; what reads them starts at the current one."""
+    services = {
+        name: service.model_copy(update={"engine": _relative(folder / service.engine, pathlib.Path.cwd())})
+        if _is_path(service.engine)
+        else service
+        for name, service in model.topology.services.items()
+    }
+    return model.model_copy(update={"topology": model.topology.model_copy(update={"services": services})})
 
 
 def _shown(path: pathlib.Path) -> str:

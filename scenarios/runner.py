@@ -19,7 +19,15 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Literal
 
 from analysis.errors import BadInput
-from analysis.rundir import Preregistered, RunDir, to_json, write_atomic, write_manifest, write_run_json
+from analysis.rundir import (
+    EngineProfileInfo,
+    Preregistered,
+    RunDir,
+    to_json,
+    write_atomic,
+    write_manifest,
+    write_run_json,
+)
 from analysis.verdict import Judge, Verdict
 from analysis.writer import JsonlWriter
 from scenarios.load import Scenario
@@ -189,6 +197,7 @@ def run_in_sim(
             versions=versions(),
             preregistered=thresholds,
             repeat=repeat,
+            engines=engines(scenario),
         )
         evidence = JsonlWriter(directory.events)
 
@@ -227,6 +236,14 @@ def conclude(directory: RunDir, verdict: Verdict, events_sha256: str, report: bo
         write_report(directory, verdict, build_timeline(directory))
         write_trace(directory)
     write_manifest(directory, {directory.events.name: events_sha256})
+
+
+def engines(scenario: Scenario) -> dict[str, EngineProfileInfo]:
+    """What each service's engines are modelled on."""
+    from sim.profiles import load_profile
+
+    profiles = {name: load_profile(service.engine) for name, service in scenario.model.topology.services.items()}
+    return {name: EngineProfileInfo(profile=one.name, sha256=one.text_sha256) for name, one in profiles.items()}
 
 
 def versions(*more: str) -> dict[str, str]:

@@ -11,7 +11,7 @@ import pytest
 
 from analysis.errors import BadInput
 from scenarios.faults import CATALOG, FAULTS, VERBS
-from scenarios.load import TRACES, catalog, load, parse
+from scenarios.load import TRACES, Scenario, catalog, load, parse
 from scenarios.steps import MEETS
 from sim.fault_kinds import IMPLEMENTED
 from tests.scenarios.conftest import ROOT
@@ -173,6 +173,28 @@ def test_a_relative_trace_of_the_command_line_is_meant_from_the_current_folder(
     assert found.trace_path(shipped) == TRACES / shipped
     with pytest.raises(BadInput, match=f"no trace at {here}/absent.csv"):
         parse(text, "f.yaml", beside, [change.replace("mine.csv", "absent.csv")], here)
+
+
+def test_an_engine_profile_is_meant_from_its_file_or_from_the_current_folder(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, beside = tmp_path / "here", tmp_path / "beside"
+    for folder in (here, beside):
+        folder.mkdir()
+    monkeypatch.chdir(here)
+
+    def engine(scenario: Scenario) -> str:
+        return scenario.model.topology.services["chat"].engine
+
+    named = GOOD.replace("engine: tiny-cpu", "engine: mine.yaml")
+    assert named != GOOD
+    assert engine(parse(named, "f.yaml", beside)) == "../beside/mine.yaml"
+    assert engine(parse(named, "f.yaml", here)) == "mine.yaml"
+    change = "topology.services.chat.engine=./mine"
+    given = parse(named, "f.yaml", beside, [change], here)
+    assert engine(given) == "./mine" and engine(parse(given.text, "f.yaml", beside)) == "./mine"
+    assert engine(parse(GOOD, "f.yaml", beside, ["seed=3"], here)) == "tiny-cpu"
+    assert engine(parse(GOOD.replace("tiny-cpu", "/x/y.yaml"), "f.yaml", beside)) == "/x/y.yaml"
 
 
 def test_trace_that_is_not_there_names_those_shipped() -> None:

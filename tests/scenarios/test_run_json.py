@@ -1,0 +1,37 @@
+"""What run.json says of the inputs of a run beside its scenario."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import pathlib
+import shutil
+from collections.abc import Callable
+
+from analysis.rundir import RunDir
+from scenarios.load import Scenario
+from scenarios.runner import run_in_sim
+from sim import profiles
+from tests.scenarios.conftest import SMALL
+
+Make = Callable[..., Scenario]
+
+
+def test_engine_profiles_are_named_with_their_hash(small: Make, tmp_path: pathlib.Path) -> None:
+    mine = tmp_path / "mine.yaml"
+    shutil.copy(pathlib.Path(profiles.__file__).with_name("tiny-cpu.yaml"), mine)
+    mine.write_text(mine.read_text() + "# changed\n")
+    text = SMALL.replace("engine: tiny-cpu", "engine: mine.yaml")
+    ran = run_in_sim(small("workload.for_s=0.5", text=text, folder=tmp_path), 5, out=tmp_path / "run", report=False)
+    assert ran.verdict.result == "pass"
+    found = RunDir.open(tmp_path / "run").info().engines["chat"]
+    assert (found.profile, found.sha256) == ("tiny-cpu", hashlib.sha256(mine.read_bytes()).hexdigest())
+
+
+def test_a_run_from_before_profiles_were_named_is_read(small: Make, tmp_path: pathlib.Path) -> None:
+    run_in_sim(small("workload.for_s=0.5"), 5, out=tmp_path / "run", report=False)
+    directory = RunDir.open(tmp_path / "run")
+    raw = json.loads(directory.run.read_text())
+    del raw["engines"]
+    directory.run.write_text(json.dumps(raw))
+    assert directory.info().engines == {}
