@@ -40,6 +40,7 @@ class Caller:
         self._log = log
         self._peers: dict[RealHandle, Any] = {}
         self._dead: set[RealHandle] = set()
+        self._given_up: set[int] = set()  # calls whose end is recorded, and whose answer may yet come
         self._tasks: set[asyncio.Task[Any]] = set()  # asyncio itself holds a task only weakly
 
     def next_number(self) -> int:
@@ -55,7 +56,7 @@ class Caller:
         peer = self.peer(handle)
         if peer is None:
             reply.set_exception(died(handle, method, Outcome.NOT_DONE))
-            return RealCall(number, reply)
+            return RealCall(number, reply, self._gave_up)
         passing, header = self._sent(number, handle, method)
         if self._links.plain:
             ref = self._submit(passing, lambda: peer.call.remote(header, args, kwargs))
@@ -64,7 +65,7 @@ class Caller:
             packed = self._submit(passing, lambda: cloudpickle.dumps((args, kwargs)))
             late = self._send_past_faults(passing, header, handle, packed, reply)
             self.keep(late, name=f"call of {method}")
-        return RealCall(number, reply)
+        return RealCall(number, reply, self._gave_up)
 
     def send_stream(self, handle: RealHandle, method: str, /, *args: Any, **kwargs: Any) -> RealStream:
         """Start an async generator now."""
@@ -231,7 +232,17 @@ class Caller:
         else:
             to.set_exception(error)
 
+    def _gave_up(self, number: int) -> None:
+        """A wait was given up: that is an end at the caller, and the first one is what evidence has."""
+        if number not in self._given_up:
+            self._given_up.add(number)
+            self._log.emit("call.done", call=number, outcome=Outcome.UNKNOWN.value, error="CancelledError")
+
     def _ended(self, number: int, error: BaseException | None, cause: str | None, lc: int) -> None:
+        if number in self._given_up:
+            self._given_up.discard(number)
+            self._log.merge(lc)
+            return
         outcome = Outcome.DONE if error is None else getattr(error, "outcome", Outcome.UNKNOWN)
         name = "" if error is None else type(error).__name__
         self._log.answered(lc, cause, "call.done", call=number, outcome=outcome.value, error=name)

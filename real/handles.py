@@ -114,17 +114,27 @@ def _arrive(name: str, incarnation: int, calls: frozenset[str], streams: frozens
 
 
 class RealCall:
-    """The ``Call`` port. The answer arrives whether or not anybody waits for it."""
+    """The ``Call`` port. The answer arrives whether or not anybody waits for it.
 
-    __slots__ = ("_reply", "number")
+    Args:
+        gave_up: records that nobody waits any more; called at every wait that ends before the answer.
+    """
 
-    def __init__(self, number: int, reply: asyncio.Future[Any]) -> None:
+    __slots__ = ("_gave_up", "_reply", "number")
+
+    def __init__(self, number: int, reply: asyncio.Future[Any], gave_up: Callable[[int], None]) -> None:
         self.number = number
         self._reply = reply
+        self._gave_up = gave_up
         reply.add_done_callback(_looked_at)
 
     def __await__(self) -> Generator[Any, None, Any]:
-        return asyncio.shield(self._reply).__await__()
+        try:
+            return (yield from asyncio.shield(self._reply).__await__())
+        except asyncio.CancelledError:
+            if not self._reply.done():
+                self._gave_up(self.number)
+            raise
 
 
 def _looked_at(reply: asyncio.Future[Any]) -> None:

@@ -17,7 +17,8 @@ import click
 from analysis.errors import BadInput, print_anything
 from scenarios.console import Shell
 from scenarios.load import Scenario, catalog, load
-from scenarios.runner import default_directory, preflight, repeat_command, run_in_sim
+from scenarios.real_scenario import for_real
+from scenarios.runner import default_directory, look_through_traces, preflight, repeat_command, run_in_sim
 
 INCONCLUSIVE = 3
 
@@ -68,6 +69,8 @@ def validate(file: str, changes: tuple[str, ...], as_json: bool) -> None:
     shell = Shell(as_json)
     scenario = load(file, changes)
     traces = preflight(scenario, "sim")
+    for kind in scenario.model.real.set if scenario.model.real is not None else ():
+        look_through_traces(for_real(scenario, kind))
     for trace in traces:
         passed = f", {trace.zero_output} rows without output tokens passed over" if trace.zero_output else ""
         shell.say(f"{trace.file}: {trace.requests} requests over {trace.last_s:.1f} s{passed}")

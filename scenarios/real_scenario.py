@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 
+from analysis.errors import BadInput
 from scenarios.load import Scenario, parse
 from scenarios.schema import ScenarioModel
 from scenarios.steps import StepModel
@@ -24,7 +25,10 @@ def for_real(scenario: Scenario, kind: str) -> Scenario:
     real = scenario.model.real
     if real is not None and real.set.get(kind):  # type: ignore[call-overload]
         changes = [f"{key}={json.dumps(value)}" for key, value in real.set[kind].items()]  # type: ignore[index]
-        scenario = parse(scenario.text, f"{scenario.source} (real.set.{kind})", scenario.folder, changes)
+        try:
+            scenario = parse(scenario.text, scenario.source, scenario.folder, changes)
+        except BadInput as error:
+            raise BadInput(f"{scenario.place(('real', 'set', kind))}: {error}") from error
     model = scenario.model
     if kind != "emulated":
         model = _with_genuine_weights(model)

@@ -16,6 +16,9 @@ class Claimant:
             backend().emit("gateway.routable", replica=f"r-{i}", replica_inc=1)
         return os.getpid()
 
+    async def wait(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
     async def claim_and_die(self, n: int) -> None:
         await self.claim(n)
         await backend().kill(backend().me)

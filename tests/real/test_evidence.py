@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import pathlib
 
 import pytest
@@ -80,3 +81,20 @@ def test_events_carry_their_causes(tmp_path: pathlib.Path) -> None:
     assert sorted(event.data["call"] for event in calls) == sorted(done)
     assert done[sent.data["call"]].cause == claimed.id
     assert {event.data["outcome"] for event in done.values()} == {"done"}
+
+
+def test_a_wait_that_is_given_up_is_the_end_of_its_call(tmp_path: pathlib.Path) -> None:
+    from real.backend import RealBackend, run_real
+
+    async def body(backend: RealBackend) -> None:
+        actor = await backend.spawn(Claimant, name="slow")
+        call = actor.wait(0.5)
+        for _ in range(2):
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.05):
+                    await call
+        await call  # the answer is not lost
+
+    run_real(body, folder=str(tmp_path))
+    ends = [event.data for event in events_of(tmp_path)["driver-0"] if event.kind == "call.done"]
+    assert [(end["outcome"], end["error"]) for end in ends] == [("unknown", "CancelledError")]

@@ -71,7 +71,7 @@ def test_what_the_real_world_cannot_do_is_refused_by_name(tmp_path: pathlib.Path
     from real.backend import RealBackend, run_real
 
     async def body(backend: RealBackend) -> None:
-        with pytest.raises(NotImplementedError, match="--backend sim"):
+        with pytest.raises(RuntimeError, match="no serving engines"):
             _ = backend.engines
         with pytest.raises(ValueError, match="driver"):
             await backend.kill(backend.me)

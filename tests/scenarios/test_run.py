@@ -160,7 +160,7 @@ def test_a_client_gives_up_when_its_patience_ends(small: Make, tmp_path: pathlib
     failed = [row for row in _events(ran, "request.done") if row["outcome"] != "done"]
     assert [(row["outcome"], row["error"]) for row in failed] == [("unknown", "GaveUp")]
     assert ran.verdict.result == "fail" and _result(ran.verdict, "unexplained_failures") == "fail"
-    assert _result(ran.verdict, "no_leaks") == "fail"  # the gateway's task hangs for ever: the client's call is open
+    assert _result(ran.verdict, "no_leaks") == "pass"  # the wait was given up, and says so
 
 
 def test_what_is_left_when_all_is_taken_down_is_a_leak(small: Make, tmp_path: pathlib.Path) -> None:
@@ -228,8 +228,3 @@ def test_blocks_of_a_trace_and_of_an_engine_must_be_of_one_size(small: Make, tmp
         preflight(small(text=text, folder=tmp_path), "sim")
     engine = "topology.services.chat.engine=qwen3-0.6b-rtx4090"
     assert preflight(small(engine, text=text, folder=tmp_path), "sim")[0].requests == 1
-
-
-def test_the_real_world_is_refused_by_name(small: Make) -> None:
-    with pytest.raises(BadInput, match="--backend real"):
-        preflight(small(), "real")
