@@ -21,7 +21,7 @@ CPU_ARGUMENTS = (
     # The default on x86 is intel_amx, which needs the real sgl_kernel.
     "--attention-backend", "torch_native",
     "--grammar-backend", "none",
-    # The pool of keys and values: 32 MB for the tiny model, twice its longest request.
+    # The pool of keys and values: 64 MB for the tiny model, twice its longest request.
     "--max-total-tokens", "65536",
     # A table of this many rows of the context's length is allocated: 2,048 by default, which is 256 MB.
     "--max-running-requests", "256",
