@@ -12,7 +12,7 @@ from typing import Any
 from protocol.errors import HttpError, SeatrialError
 from protocol.evidence import observer
 from protocol.ports import ActorHandle, backend
-from protocol.scaling.api import ApiReply
+from protocol.scaling.bodies import ApiReply
 from protocol.scaling.contract import TERMINAL, Direction
 from protocol.serving.peer import Peer
 from scenarios.faults import ReconcileParams, ScaleParams

@@ -8,14 +8,25 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from typing import Annotated, Any
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr, ValidationError
+from pydantic import ValidationError
 
 from protocol.config import ScalingConfig
 from protocol.errors import SeatrialError
 from protocol.messages import message
 from protocol.ports import ActorHandle, backend
+from protocol.scaling.bodies import (
+    ApiReply,
+    DecisionBody,
+    EngineBody,
+    EnginesBody,
+    ErrorBody,
+    MetricsBody,
+    ReconcileBody,
+    StatusBody,
+    SubmitBody,
+)
 from protocol.scaling.contract import Capacity, CleanupReport, Direction, Progress, Victim
 from protocol.scaling.drain import DrainGate
 from protocol.scaling.registry import STATUS_OF, Operation, ScaleRegistry
@@ -25,109 +36,6 @@ from protocol.serving.peer import PEER_LOST, Peer
 
 DEFAULT_MODEL = "__default__"
 """Internal name of the only model where it was given none."""
-
-
-class SubmitBody(BaseModel):
-    """Body of POST /scale_out and /scale_in (scaling.md 1.2)."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    model_name: StrictStr | None = "default"
-    """``default`` (or null): the only configured model."""
-    num_replicas: Annotated[StrictInt, Field(gt=0)]
-    """Replicas in all, never a difference."""
-    timeout_secs: Annotated[float, Field(gt=0, allow_inf_nan=False, strict=True)] | None = None
-    """Budget of the whole operation from its submission; null: the server's default."""
-    idempotency_key: StrictStr | None = None
-    """The same key with the same body is answered with the same operation, for 24 h."""
-
-
-class DecisionBody(BaseModel):
-    """Answer to POST /scale_out and /scale_in."""
-
-    status: str
-    request_id: str | None = None
-    current: int | None
-    ready: int | None
-    detail: str
-
-
-class StatusBody(BaseModel):
-    """Answer to GET /scale_out/{id} and /scale_in/{id} (scaling.md 1.4)."""
-
-    request_id: str
-    direction: Direction
-    status: str
-    model_name: str
-    target: int
-    timeout_secs: float | None
-    idempotency_key: str | None
-    created_at: float
-    updated_at: float
-    current: int | None
-    ready: int | None
-    created: int
-    removed: int
-    failed: int
-    cleanup_required: bool
-    error_message: str
-    detail: str
-
-
-class ReconcileBody(BaseModel):
-    """Answer to POST /scale_out/{id}/reconcile and /scale_in/{id}/reconcile (scaling.md 1.5)."""
-
-    request_id: str
-    direction: Direction
-    status: str
-    cleanup_required: bool
-    victim_cleared: bool
-    detail: str
-
-
-class EngineBody(BaseModel):
-    host: str
-    port: int
-    inflight: int
-    served: int
-
-
-class EnginesBody(BaseModel):
-    """Answer to GET /engines, for one model (scaling.md 1.6). No evidence that resources were released."""
-
-    engines: list[EngineBody]
-    current: int
-    ready: int
-    occupied: int
-    pending_cleanup: int
-
-
-class MetricsBody(BaseModel):
-    """Answer to GET /metrics, for one model. After a failure to ask: the start-up count and ``capacity_error``."""
-
-    model_path: str
-    num_gpus: float
-    num_gpus_per_engine: float
-    num_engines: int
-    ready_engines: int | None = None
-    occupied: int | None = None
-    pending_cleanup: int | None = None
-    capacity_error: str | None = None
-
-
-class ErrorBody(BaseModel):
-    """Answer with a 4xx or 5xx. ``error``: a stable code; ``detail``: for people."""
-
-    error: str
-    detail: str
-
-
-@dataclasses.dataclass(frozen=True)
-class ApiReply:
-    """Status code and JSON body."""
-
-    status: int
-    body: dict[str, Any]
 
 
 @message
@@ -195,9 +103,9 @@ class ScaleApi:
         """POST /scale_in: 200, 400, 409, 422 or 503."""
         return await self._submit("scale_in", body)
 
-    async def _submit(self, direction: Direction, body: dict[str, Any]) -> ApiReply:
+    async def _submit(self, direction: Direction, given: dict[str, Any]) -> ApiReply:
         try:
-            asked = SubmitBody.model_validate(body)
+            asked = SubmitBody.model_validate(given)
         except ValidationError as error:
             return _error(422, "INVALID_TYPE", _first(error))
         model = self._resolve(asked.model_name)
@@ -234,7 +142,10 @@ class ScaleApi:
             ready=decision.ready,
             detail=decision.detail,
         )
-        return ApiReply(200, answer.model_dump(exclude={"request_id"} if decision.request_id is None else None))
+        body = dataclasses.asdict(answer)
+        if decision.request_id is None:
+            del body["request_id"]
+        return ApiReply(200, body)
 
     def _watch(self, model: _Model, operation: Operation) -> None:
         task = backend().background(model.watcher.watch(operation), name=f"watch-{operation.request_id}")
@@ -248,8 +159,8 @@ class ScaleApi:
         operation = self._registry.get(direction, request_id)
         if operation is None:
             return _unknown(direction, request_id)
-        shown = StatusBody(**{name: getattr(operation, name) for name in StatusBody.model_fields})
-        return ApiReply(200, shown.model_dump())
+        shown = StatusBody(**{field.name: getattr(operation, field.name) for field in dataclasses.fields(StatusBody)})
+        return ApiReply(200, dataclasses.asdict(shown))
 
     async def reconcile(self, direction: Direction, request_id: str) -> ApiReply:
         """POST .../{id}/reconcile: go on with the cleanup of that operation, and nothing else. 200, 404, 409 or 503.
@@ -320,13 +231,13 @@ class ScaleApi:
             victim_cleared=victim_cleared,
             detail=detail,
         )
-        return ApiReply(200, body.model_dump())
+        return ApiReply(200, dataclasses.asdict(body))
 
     # --- what there is ---
 
     async def engines(self) -> ApiReply:
         """GET /engines: replicas with their counters, and the capacity or what stands in for it. Flat for one model."""
-        found = {name: (await self._engines(model)).model_dump() for name, model in self._models.items()}
+        found = {name: dataclasses.asdict(await self._engines(model)) for name, model in self._models.items()}
         return ApiReply(200, found[DEFAULT_MODEL] if list(found) == [DEFAULT_MODEL] else {"instances": found})
 
     async def _engines(self, model: _Model) -> EnginesBody:
@@ -349,8 +260,8 @@ class ScaleApi:
 
     async def metrics(self) -> ApiReply:
         """GET /metrics: capacity by model. What could not be asked for is absent."""
-        bodies = {name: await self._metrics(model) for name, model in self._models.items()}
-        found = {name: body.model_dump(exclude_none=True) for name, body in bodies.items()}
+        bodies = {name: dataclasses.asdict(await self._metrics(model)) for name, model in self._models.items()}
+        found = {name: {k: v for k, v in body.items() if v is not None} for name, body in bodies.items()}
         return ApiReply(200, found[DEFAULT_MODEL] if list(found) == [DEFAULT_MODEL] else {"instances": found})
 
     async def _metrics(self, model: _Model) -> MetricsBody:
@@ -407,7 +318,7 @@ class ScaleApi:
 
 
 def _error(status: int, code: str, detail: str) -> ApiReply:
-    return ApiReply(status, ErrorBody(error=code, detail=detail).model_dump())
+    return ApiReply(status, dataclasses.asdict(ErrorBody(code, detail)))
 
 
 def _unknown(direction: Direction, request_id: str) -> ApiReply:

@@ -9,7 +9,8 @@ from protocol.config import LifecycleConfig
 from protocol.errors import SeatrialError
 from protocol.messages import EngineAddress
 from protocol.ports import backend
-from protocol.scaling.api import ApiReply, ScaleApi
+from protocol.scaling.api import ScaleApi
+from protocol.scaling.bodies import ApiReply
 from protocol.scaling.contract import Capacity, Direction, Progress, Victim
 from protocol.scaling.drain import DrainGate
 from protocol.scaling.lifecycle import ScaleManager

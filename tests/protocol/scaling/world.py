@@ -11,7 +11,8 @@ from protocol.config import GatewayConfig, LifecycleConfig, ScalingConfig
 from protocol.errors import PlacementError
 from protocol.messages import GenerateRequest
 from protocol.ports import EngineSpec, Limits, Placement, PlacementState
-from protocol.scaling.api import DEFAULT_MODEL, ApiReply, ScaleApi, ScaledModel
+from protocol.scaling.api import DEFAULT_MODEL, ScaleApi, ScaledModel
+from protocol.scaling.bodies import ApiReply
 from protocol.scaling.lifecycle import ScaleManager
 from protocol.serving.gateway import Gateway
 from tests.protocol.fake import FakeBackend, FakeEngine, FakeHandle, JumpLoop, fleet

@@ -1,0 +1,390 @@
+"""Checks of scaling on hand-written histories: passing, failing, inconclusive."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from protocol.evidence import Event
+from tests.analysis.history import History
+
+
+class Scaled(History):
+    """A history with an operator, placement groups, and the replicas in them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._asks = 0
+        self.snapshot("deployed")
+
+    def snapshot(self, when: str, routable: tuple[str, ...] = ("m-0",), **fields: Any) -> Event:
+        return self(
+            "scale.snapshot", service="m", when=when, initial=["m-0"], routable=list(routable), at="driver/0", **fields
+        )
+
+    def asked(self, route: str, **fields: Any) -> Event:
+        self._asks += 1
+        fields.setdefault("direction", route if route.startswith("scale") else "scale_out")
+        return self("scale.asked", ask=f"ask-{self._asks}", service="m", route=route, at="driver/0", **fields)
+
+    def answered(self, asked: Event, status: int = 200, **fields: Any) -> Event:
+        fields.setdefault("cleanup", "unknown")
+        return self("scale.answered", ask=asked.data["ask"], status=status, at="driver/0", **fields)
+
+    def submitted(self, operation: str, route: str = "scale_out", target: int = 2, **fields: Any) -> Event:
+        asked = self.asked(route, target=target, **fields)
+        return self.answered(asked, operation=operation, state="PENDING" if operation else "NOOP", current=1, ready=1)
+
+    def status(self, operation: str, state: str, cleanup: str = "false", **fields: Any) -> Event:
+        asked = self.asked("status", operation=operation)
+        return self.answered(asked, operation=operation, state=state, cleanup=cleanup, **fields)
+
+    def group(self, group: str, state: str = "CREATED", owner: str = "manager") -> Event:
+        return self("placement.state", group=group, state=state, owner=owner, at="world/0")
+
+    def born(self, replica: str, group: str = "", inc: int = 0) -> None:
+        if group:
+            self("placement.entered", group=group, process=replica, process_inc=inc, at="world/0")
+        self("actor.spawned", at=f"{replica}/{inc}", cls="Engine", node="node-0", role="engine")
+
+    def removal(self, group: str, by: str = "manager") -> Event:
+        return self("placement.removal_asked", group=group, by=by, at="world/0")
+
+    def killed(self, replica: str, inc: int = 0) -> Event:
+        return self("actor.died", at=f"{replica}/{inc}", reason="killed")
+
+    def elastic(self, replica: str = "m-1", group: str = "g1") -> None:
+        self.group(group, "PENDING")
+        self.group(group)
+        self.born(replica, group)
+
+
+def _fault(h: History, name: str, target: str) -> None:
+    h("fault.injected", fault=1, name=name, target=target, params={}, must_hit={}, observed={}, at="world/0")
+
+
+# --- removed_while_idle
+
+
+@pytest.mark.parametrize("running", [False, True])
+def test_a_replica_may_be_removed_when_it_runs_nothing(running: bool) -> None:
+    h = Scaled()
+    h.elastic()
+    h.sent("r1")
+    run = h.accepted("r1", at="m-1/0")
+    if not running:
+        h.finished("r1", at="m-1/0")
+    end = h.killed("m-1")
+    h.removal("g1")
+    row = h.end().judged("removed_while_idle")
+    assert (row.result, row.judged) == (("fail" if running else "pass"), 1)
+    assert row.witness == ((run.seq, end.seq) if running else ())
+
+
+def test_what_a_fault_kills_or_makes_ill_is_nobodys_removal() -> None:
+    for fault in ("sigkill", "sigstop"):
+        h = Scaled()
+        h.elastic()
+        h.sent("r1")
+        h.accepted("r1", at="m-1/0")
+        _fault(h, fault, "m-1")
+        h.killed("m-1")
+        h.removal("g1")
+        assert h.end().judged("removed_while_idle").result != "fail"
+
+
+def test_a_fault_on_another_link_excuses_nothing() -> None:
+    h = Scaled()
+    h.elastic()
+    h.sent("r1")
+    h.accepted("r1", at="m-1/0")
+    _fault(h, "duplicate", "scale>manager")
+    h.killed("m-1")
+    h.removal("g1")
+    assert h.end().judged("removed_while_idle").result == "fail"
+
+
+def test_a_request_that_went_elsewhere_is_not_cut_off() -> None:
+    h = Scaled()
+    h.elastic()
+    h.sent("r1")
+    h.accepted("r1", at="m-1/0")
+    h.accepted("r1", at="m-0/0")
+    h.killed("m-1")
+    h.removal("g1")
+    assert h.end().judged("removed_while_idle").result == "pass"
+
+
+# --- groups_released_once
+
+
+def test_a_group_is_removed_once_and_the_newest_first() -> None:
+    h = Scaled()
+    h.elastic("m-1", "g1")
+    h.elastic("m-2", "g2")
+    first = h.removal("g1")
+    row = h.end().judged("groups_released_once")
+    assert row.result == "fail" and row.witness[-1] == first.seq
+    h = Scaled()
+    h.elastic("m-1", "g1")
+    h.elastic("m-2", "g2")
+    h.removal("g2")
+    h.removal("g1")
+    again = h.removal("g1")
+    row = h.end().judged("groups_released_once")
+    assert row.result == "fail" and row.witness[-1] == again.seq and row.judged == 3
+
+
+def test_the_take_down_may_remove_in_any_order() -> None:
+    h = Scaled()
+    h.elastic("m-1", "g1")
+    h.elastic("m-2", "g2")
+    h.snapshot("final", ("m-0", "m-1", "m-2"))
+    h.removal("g1", by="driver")
+    h.removal("g2", by="driver")
+    assert h.end().judged("groups_released_once").result == "pass"
+
+
+@pytest.mark.parametrize("left", ["empty", "dead", "unrouted", "well", "killed_by_fault"])
+def test_what_is_left_at_the_end_must_serve(left: str) -> None:
+    h = Scaled()
+    h.group("g1", "PENDING")
+    h.group("g1")
+    if left != "empty":
+        h.born("m-1", "g1")
+    if left == "killed_by_fault":
+        _fault(h, "sigkill", "m-1")
+    if left in ("dead", "killed_by_fault"):
+        h.killed("m-1")
+    h.snapshot("final", ("m-0", "m-1") if left == "well" else ("m-0",))
+    h.removal("g1", by="driver")
+    expected = "pass" if left in ("well", "killed_by_fault") else "fail"
+    assert h.end().judged("groups_released_once").result == expected
+
+
+# --- ranks_are_not_reused
+
+
+def test_recovery_starts_a_replica_again_in_its_own_group_only() -> None:
+    for group, expected in (("g1", "pass"), ("", "fail"), ("g2", "fail")):
+        h = Scaled()
+        h.elastic()
+        h.group("g2")
+        h.killed("m-1")
+        h.born("m-1", group, inc=1)
+        assert h.end().judged("ranks_are_not_reused").result == expected
+    h = Scaled()
+    h.elastic()
+    h.killed("m-1")
+    h.group("g1", "REMOVED")
+    h.born("m-1", "g1", inc=1)
+    assert h.end().judged("ranks_are_not_reused").result == "fail"
+
+
+def test_replicas_without_a_group_are_not_judged() -> None:
+    h = Scaled()
+    h.born("m-0")
+    assert not h.end().judged("ranks_are_not_reused").applicable
+
+
+# --- protected_alive
+
+
+def test_initial_replicas_stay() -> None:
+    h = Scaled()
+    h.snapshot("final", ())
+    assert h.end().judged("protected_alive").result == "fail"
+    h = Scaled()
+    h.killed("m-0")
+    h.born("m-0", inc=1)
+    h.snapshot("final")
+    assert h.end().judged("protected_alive").result == "fail"  # nobody had to end it
+    h = Scaled()
+    _fault(h, "wedge", "m-0")
+    h.killed("m-0")
+    h.born("m-0", inc=1)
+    h.snapshot("final")
+    assert h.end().judged("protected_alive").result == "pass"  # recovery replaced it
+    assert Scaled().end().judged("protected_alive").result == "inconclusive"  # nobody looked
+
+
+# --- clean_means_clean
+
+
+def test_clean_and_an_empty_group_is_a_lie() -> None:
+    h = Scaled()
+    h.submitted("op")
+    h.group("g1", "PENDING")
+    h.status("op", "FAILED", current=1)
+    assert h.end().judged("clean_means_clean").result == "fail"
+
+
+def test_dirty_is_not_judged_and_neither_is_what_is_beside_another_operation() -> None:
+    h = Scaled()
+    h.submitted("op")
+    h.group("g1", "PENDING")
+    h.status("op", "FAILED", "true", current=1)
+    h.submitted("op2")
+    h.status("op", "FAILED", "false", current=1)
+    assert h.end().judged("clean_means_clean").result == "pass"
+
+
+def test_nothing_goes_on_after_the_end() -> None:
+    for again, expected in ((False, "fail"), (True, "pass")):
+        h = Scaled()
+        h.submitted("op")
+        h.elastic()
+        h.status("op", "ACTIVE", current=2)
+        if again:
+            h.asked("scale_out", target=3)
+        h.group("g2", "PENDING")
+        assert h.end().judged("clean_means_clean").result == expected
+
+
+@pytest.mark.parametrize(("said", "expected"), [(2, "pass"), (1, "fail"), (0, "fail"), (None, "pass")])
+def test_capacity_is_the_number_of_replicas(said: int | None, expected: str) -> None:
+    h = Scaled()
+    h.submitted("op")
+    h.elastic()
+    h.status("op", "ACTIVE", current=said)
+    assert h.end().judged("clean_means_clean").result == expected
+
+
+# --- never_above_target
+
+
+def test_never_more_than_anybody_asked_for() -> None:
+    for target, expected in ((3, "pass"), (2, "fail")):
+        h = Scaled()
+        h.submitted("op", target=target)
+        h.elastic("m-1", "g1")
+        h.elastic("m-2", "g2")
+        assert h.end().judged("never_above_target").result == expected
+
+
+# --- one_operation_at_a_time
+
+
+def test_an_operation_beside_an_unresolved_one() -> None:
+    for state, cleanup, expected in (
+        ("CREATING", "false", "fail"),
+        ("FAILED", "true", "fail"),
+        ("FAILED", "false", "pass"),
+    ):
+        h = Scaled()
+        h.submitted("a")
+        h.submitted("b")
+        h.status("a", state, cleanup)
+        assert h.end().judged("one_operation_at_a_time").result == expected
+
+
+def test_what_was_asked_before_the_admission_proves_nothing() -> None:
+    h = Scaled()
+    h.submitted("a")
+    early = h.asked("status", operation="a")
+    h.submitted("b")
+    h.answered(early, operation="a", state="CREATING", cleanup="false")
+    h.status("a", "ACTIVE")
+    assert h.end().judged("one_operation_at_a_time").result == "pass"
+
+
+# --- same_key_same_operation
+
+
+def test_a_key_stands_for_one_operation() -> None:
+    for second, expected in (("a", "pass"), ("b", "fail"), ("", "fail")):
+        h = Scaled()
+        h.submitted("a", key="k")
+        h.submitted(second, key="k")
+        assert h.end().judged("same_key_same_operation").result == expected
+
+
+def test_a_key_stands_for_one_request_in_one_direction() -> None:
+    h = Scaled()
+    h.submitted("a", key="k")
+    h.submitted("a", key="k", target=3)
+    assert h.end().judged("same_key_same_operation").result == "fail"
+    h = Scaled()
+    h.submitted("a", key="k")
+    h.submitted("b", "scale_in", key="k")
+    assert h.end().judged("same_key_same_operation").result == "pass"
+    h.submitted("a", "scale_in", key="other")
+    assert h.judged("same_key_same_operation").result == "fail"
+
+
+def test_a_retry_is_no_conflict_with_itself() -> None:
+    for code, expected in (("CONFLICT", "fail"), ("IDEMPOTENCY_CONFLICT", "pass")):
+        h = Scaled()
+        h.submitted("a", key="k")
+        h.answered(h.asked("scale_out", key="k", target=2), 409, code=code)
+        assert h.end().judged("same_key_same_operation").result == expected
+
+
+def test_the_window_of_a_key_is_a_day() -> None:
+    day_ms = 24 * 3600 * 1000
+    for ms, second, expected in (
+        (day_ms - 1000, "a", "pass"),
+        (day_ms - 1000, "b", "fail"),
+        (day_ms + 1000, "b", "pass"),
+        (day_ms + 1000, "a", "fail"),
+    ):
+        h = Scaled()
+        h.submitted("a", key="k")
+        h("run.step", ms=ms, at="world/0")
+        h.submitted(second, key="k")
+        assert h.end().judged("same_key_same_operation").result == expected
+
+
+# --- operations_end
+
+
+def test_every_operation_ends_once() -> None:
+    for states, expected in (
+        ((("ACTIVE", "false"),), "pass"),
+        ((("CREATING", "false"),), "fail"),
+        ((("FAILED", "true"), ("FAILED", "false")), "pass"),
+        ((("FAILED", "false"), ("FAILED", "true")), "fail"),
+        ((("FAILED", "true"), ("ACTIVE", "false")), "fail"),
+    ):
+        h = Scaled()
+        h.submitted("a")
+        for state, cleanup in states:
+            h.status("a", state, cleanup)
+        assert h.end().judged("operations_end").result == expected, states
+
+
+def test_an_operation_that_is_not_known_any_more() -> None:
+    h = Scaled()
+    h.submitted("a")
+    h.answered(h.asked("status", operation="a"), 404, code="UNKNOWN_OPERATION")
+    assert h.end().judged("operations_end").result == "fail"
+
+
+def test_evidence_without_an_end_leaves_an_operation_open() -> None:
+    h = Scaled()
+    h.submitted("a")
+    assert h.judged("operations_end").result == "inconclusive"
+
+
+# --- victim_stays_out
+
+
+@pytest.mark.parametrize(("after_ms", "expected"), [(1_000, "pass"), (9_000, "fail")])
+def test_a_victim_gets_nothing_a_while_after_it_was_chosen(after_ms: int, expected: str) -> None:
+    h = Scaled()
+    h.elastic()
+    h("scale.drain", ms=1_000, at="manager/0", replica="m-1", replica_inc=0, what="chosen")
+    h.sent("r1", ms=1_000 + after_ms)
+    h.accepted("r1", at="m-1/0")
+    assert h.end().judged("victim_stays_out").result == expected
+
+
+def test_the_next_incarnation_is_another_replica() -> None:
+    h = Scaled()
+    h.elastic()
+    h("scale.drain", ms=1_000, at="manager/0", replica="m-1", replica_inc=0, what="chosen")
+    h.killed("m-1")
+    h.sent("r1", ms=10_000)
+    h.accepted("r1", at="m-1/1")
+    assert h.end().judged("victim_stays_out").result == "pass"
