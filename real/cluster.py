@@ -178,6 +178,13 @@ def connect(address: str, run: str, packages: list[str]) -> None:
         raise ClusterFailed(f"--ray {address}: no connection: {type(error).__name__}: {error}") from error
 
 
+def disconnect() -> None:
+    """Take this process off its cluster; idempotent."""
+    import ray
+
+    ray.shutdown()
+
+
 def connected_problem(nodes: int, gpus_per_node: float, folder: str) -> str:
     """What the connected cluster lacks for a run; empty when it suffices.
 

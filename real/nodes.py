@@ -49,6 +49,11 @@ def name_of(ray_id: str, given: Named) -> str:
     return next((_label(row) or ray_id for row in ray.nodes() if row["NodeID"] == ray_id), ray_id)
 
 
+def gpus() -> tuple[float, float]:
+    """GPUs of the whole cluster: (free, there are). Ray learns of freed ones a moment later."""
+    return ray.available_resources().get("GPU", 0.0), ray.cluster_resources().get("GPU", 0.0)
+
+
 def _rank(row: dict[str, Any]) -> tuple[bool, int, str, str, str]:
     label = _label(row)
     head = "node:__internal_head__" in row["Resources"]

@@ -115,9 +115,7 @@ def _live(
     watch: Callable[[RealStage], None] | None,
 ) -> tuple[RealEnd, list[str]]:  # fmt: skip
     """From the start of Ray to the death of everything. Raises ClusterFailed."""
-    import ray
-
-    from real.cluster import LocalCluster
+    from real.cluster import LocalCluster, disconnect
 
     cluster = None if plan.ray else LocalCluster(run, list(plan.gpus))
     posted: Any = None
@@ -137,7 +135,7 @@ def _live(
                 from real.guard import relieve
 
                 relieve(posted)
-            ray.shutdown()
+            disconnect()
             problems = sweep()
             if cluster is not None:
                 cluster.reap()

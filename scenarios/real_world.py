@@ -203,8 +203,7 @@ class RealStage:
 
     def left(self) -> list[Held]:
         """Processes, placement groups and GPUs."""
-        import ray
-
+        from real.nodes import gpus
         from real.placement import groups_of
 
         found = [
@@ -213,7 +212,7 @@ class RealStage:
             if card.role != "driver" and card.alive
         ]
         found += [Held("placement_group", f"{group} is {state}") for group, state in groups_of(self._run)]
-        have, free = ray.cluster_resources().get("GPU", 0.0), ray.available_resources().get("GPU", 0.0)
+        free, have = gpus()
         if self._machines is not None and free < have - 1e-6:
             found.append(Held("resources", f"the nodes have {free:g} of {have:g} GPUs free"))
         return found
