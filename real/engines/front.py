@@ -95,6 +95,7 @@ class Front:
             self._handle, handler_cancellation=True, request_factory=self._make_request, access_log=None
         )
         self._server: asyncio.Server | None = None
+        self._sealed = False
 
     @property
     def in_flight(self) -> int:
@@ -114,6 +115,7 @@ class Front:
 
     def seal(self) -> None:
         """The engine is dead or about to be: nothing more is recorded or relayed."""
+        self._sealed = True
         for task in list(self._tasks):
             task.cancel()
 
@@ -155,6 +157,9 @@ class Front:
         inbound = Inbound(request, await request.read(), message, lc)
         log.merge(lc)  # whatever befalls it is recorded after it was sent
         fate = await self._traffic.request(message)
+        if self._sealed:  # the engine has died, and the port is about to close
+            inbound.break_connection()
+            raise asyncio.CancelledError
         if fate.what == "lose":
             await _silence()
         if fate.what == "duplicate":
