@@ -544,13 +544,21 @@ class VictimStaysOut(Check):
         request = self.ledger.requests.get(event.data["request"])
         if request is None or request.sent_ns <= chosen.t_ns + _CLOSE_NS:
             return  # no client's, or one that was on its way then
-        if self.ledger.shadow.explain(event.t_ns, event.t_ns, self._grace_ns) is None:
+        if not self._explained(event.t_ns):
             self.violation(
                 f"{event.actor}/{event.inc} was put in drain and got request {event.data['request']} "
                 f"{(event.t_ns - chosen.t_ns) / 1e9:.1f} s later",
                 chosen.seq,
                 event.seq,
             )
+
+    def _explained(self, t_ns: int) -> bool:
+        """Whether a fault kept the victim from being closed: on the path of requests, or on any link of control."""
+        shadow = self.ledger.shadow
+        return shadow.explain(t_ns, t_ns, self._grace_ns) is not None or any(
+            ">" in window.target and (window.end_ns is None or t_ns <= window.end_ns + self._grace_ns)
+            for window in shadow.windows.values()
+        )
 
     def _on_died(self, event: Event) -> None:
         self._chosen.pop((event.actor, event.inc), None)
