@@ -107,7 +107,10 @@ def _end_with(stdin: int) -> None:
 
 def main() -> None:
     """The child process: a request as a line of JSON on stdin, a Replay a line as JSON on stdout."""
-    request = json.loads(sys.stdin.readline())
+    line = sys.stdin.readline()
+    if not line:  # the proof has ended already
+        return
+    request = json.loads(line)
     # Its stdin ends when the proof is interrupted or killed, and it must not outlive that. A read, not a loop that
     # sleeps: what a thread allocates would set off collections of its own.
     threading.Thread(target=_end_with, args=(os.dup(0),), daemon=True).start()

@@ -169,12 +169,24 @@ def how_it_ended(code: int) -> str:
 
 @contextlib.contextmanager
 def _interrupts_wait() -> Iterator[None]:
-    """Ctrl-C waits until the block is over; a process started in it never hears one."""
+    """Ctrl-C waits until the block is over; a process started in it never hears one.
+
+    The mask is for that process. This one may have further threads (NumPy's), which take the signal all the same.
+    """
+    came: list[int] = []
+    handler = signal.getsignal(signal.SIGINT)
+    main = threading.current_thread() is threading.main_thread()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    if main:
+        signal.signal(signal.SIGINT, lambda number, frame: came.append(number))
     try:
         yield
     finally:
+        if main:
+            signal.signal(signal.SIGINT, handler)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        if came and callable(handler):
+            handler(signal.SIGINT, None)
 
 
 # --- in the worker ---
@@ -199,7 +211,10 @@ def main() -> None:
     from scenarios.load import parse
     from scenarios.sweep import run_seed
 
-    request = json.loads(commands.readline())
+    line = commands.readline()
+    if not line:  # the sweep has ended already
+        return
+    request = json.loads(line)
     try:
         scenario = parse(request["text"], request["source"], pathlib.Path(request["folder"]))
     except BadInput as error:
