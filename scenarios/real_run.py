@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import importlib
 import os
 import pathlib
 import shutil
@@ -22,6 +23,7 @@ from analysis.rundir import RunDir, write_run_json
 from analysis.verdict import Judge, Verdict
 from analysis.writer import JsonlWriter
 from protocol.evidence import Event
+from scenarios.load import Scenario
 from scenarios.real_preflight import RealPlan
 from scenarios.real_world import RealEnd, RealStage
 from scenarios.runner import conclude, preregistered, versions
@@ -147,12 +149,23 @@ def _connected(plan: RealPlan, run: str, folder: str) -> Any:
     from real.cluster import ClusterFailed, connect, connected_problem
     from real.guard import post_guard
 
-    root = pathlib.Path(__file__).resolve().parent.parent
-    connect(plan.ray, run, [str(root / package) for package in _PACKAGES])
+    connect(plan.ray, run, _packages(plan.scenario))
     topology = plan.scenario.model.topology
     if problem := connected_problem(topology.nodes, topology.gpus_per_node, folder):
         raise ClusterFailed(f"--ray {plan.ray}: {problem}")
     return post_guard(run)
+
+
+def _packages(scenario: Scenario) -> list[str]:
+    """What the workers of another's cluster must have: our packages, and those of the scenario's own components."""
+    root = pathlib.Path(__file__).resolve().parent.parent
+    found = {package: str(root / package) for package in _PACKAGES}
+    for service in scenario.model.topology.services.values():
+        for target in service.components.values():
+            top = target.partition(":")[0].partition(".")[0]
+            module = importlib.import_module(top)  # the preflight has imported it
+            found.setdefault(top, str(next(iter(getattr(module, "__path__", [module.__file__])))))
+    return list(found.values())
 
 
 def _with_model(plan: RealPlan, folder: str) -> Any:

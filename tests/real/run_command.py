@@ -39,16 +39,24 @@ real: {startup_s: 1}
 
 
 class Command:
-    """``python -m scenarios run`` under way. ``temporary``: where its temporary folder is made."""
+    """``python -m scenarios run`` under way.
 
-    def __init__(self, folder: pathlib.Path, temporary: str, *arguments: str, text: str = TINY) -> None:
+    Args:
+        folder: takes the scenario file and the run directory.
+        temporary: where the run's temporary folder is made.
+        modules: a folder of modules of the user's own.
+    """
+
+    def __init__(
+        self, folder: pathlib.Path, temporary: str, *arguments: str, text: str = TINY, modules: pathlib.Path = ROOT
+    ) -> None:
         (folder / "tiny.yaml").write_text(text)
         self.out = folder / "run"
         self.temporary = pathlib.Path(temporary)
         command = [sys.executable, "-m", "scenarios", "run", str(folder / "tiny.yaml"), "--backend", "real"]
         self.process = subprocess.Popen(
             [*command, "--out", str(self.out), *arguments],
-            cwd=ROOT, env={**os.environ, "TMPDIR": temporary, "PYTHONPATH": str(ROOT)}, text=True,
+            cwd=ROOT, env={**os.environ, "TMPDIR": temporary, "PYTHONPATH": f"{ROOT}:{modules}"}, text=True,
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
         )  # fmt: skip
         self.run = ""
@@ -78,8 +86,10 @@ class Command:
 
 
 @contextlib.contextmanager
-def command(folder: pathlib.Path, temporary: str, *arguments: str, text: str = TINY) -> Iterator[Command]:
-    made = Command(folder, temporary, *arguments, text=text)
+def command(
+    folder: pathlib.Path, temporary: str, *arguments: str, text: str = TINY, modules: pathlib.Path = ROOT
+) -> Iterator[Command]:
+    made = Command(folder, temporary, *arguments, text=text, modules=modules)
     try:
         yield made
     finally:

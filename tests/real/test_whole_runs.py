@@ -105,6 +105,44 @@ def test_an_engine_that_dies_at_its_start_fails_the_deployment_at_once(tmp_path:
     assert "real.emulated: " in out and "broken.yaml" in out  # its own last words
 
 
+OUTSIDE = """
+from protocol.serving.gateway import Gateway
+
+class OwnGateway(Gateway):
+    pass
+"""
+WITH_OUTSIDE = ("--set", "topology.services.chat.components={gateway: 'outside:OwnGateway'}",
+                "--set", "topology.services.chat.gateways=2", "--set", "workload.clients=2")  # fmt: skip
+
+
+def test_a_users_class_from_elsewhere_runs_on_every_node(tmp_path: pathlib.Path, temporary: str) -> None:
+    modules = tmp_path / "elsewhere"
+    modules.mkdir()
+    (modules / "outside.py").write_text(OUTSIDE)
+    with command(tmp_path, temporary, *EMULATED, *WITH_OUTSIDE, modules=modules) as run:
+        code, out, err = run.wait()
+        assert code == 0, out + err
+        assert run.left() == []
+    born = [event for event in RunDir.open(run.out).read_events() if event.kind == "actor.spawned"]
+    assert {(e.actor, e.data["cls"], e.data["node"]) for e in born if e.actor.startswith("gateway")} == {
+        ("gateway-chat-0", "outside.OwnGateway", "node-0"), ("gateway-chat-1", "outside.OwnGateway", "node-1"),
+    }  # fmt: skip
+
+
+def test_a_time_limit_ends_a_real_run_and_names_who_waits(tmp_path: pathlib.Path, temporary: str) -> None:
+    stuck = ("--set", "steps=[{at_s: 1, do: wedge, target: chat-0, for_s: 90}]", "--set", "limits.time_limit_s=25")
+    slow = ("--set", "topology.services.chat.health.stall_window_s=80")  # nobody notices the wedge
+    with command(tmp_path, temporary, *EMULATED, *stuck, *slow) as run:
+        code, out, err = run.wait()
+        assert code == 1, out + err
+        assert run.left() == []
+    events = list(RunDir.open(run.out).read_events())
+    assert (events[-1].kind, events[-1].data["reason"]) == ("run.finished", "time_limit")
+    waits = [event.data for event in events if event.kind == "run.wait"]
+    assert any(wait["waiter"] == "gateway-chat-0/1" and wait["should_wake"] == "chat-0/1" for wait in waits), waits
+    assert "the run ended early (time_limit): 25 s are over in phase workload" in out
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -182,6 +220,14 @@ def test_a_cluster_of_others_is_used_and_left_as_it_was(
         until(lambda: not _on_cluster(other_cluster), 30)
     with socket.create_connection((host, int(port)), timeout=5):
         pass  # Ray itself goes on
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "outside" / "outside.py").write_text(OUTSIDE)
+    modules = tmp_path / "outside"
+    with command(
+        tmp_path / "outside", temporary, *EMULATED, "--ray", other_cluster, *WITH_OUTSIDE, modules=modules
+    ) as run:
+        code, out, err = run.wait()
+        assert code == 0, out + err
     small = ("--set", "topology.gpus_per_node=2")
     (tmp_path / "third").mkdir()
     with command(tmp_path / "third", temporary, *EMULATED, "--ray", other_cluster, *small) as run:
