@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 # What is beyond these is a slip of the pen, and would be found only when it is used: times that leave the range of
 # nanoseconds, a wait that is none, counts that nobody could keep.
@@ -200,3 +200,81 @@ class LifecycleConfig(ComponentConfig):
     """Finished operations that are remembered."""
     call_timeout_s: Seconds = 5.0
     """Longest wait for the gateway to answer."""
+
+
+class GateConfig(ComponentConfig):
+    """``protocol.serving.gate.RequestGate`` (serving.md 2.1)."""
+
+    initially_closed: bool = True
+    """Born closed, and opened by the first publication: what it is restored with need not be what a backend serves."""
+    initial_model_step: Annotated[int, Field(ge=0, le=10**9)] | None = None
+    """The version that a gate born open stamps: the one that its backend serves."""
+
+    @model_validator(mode="after")
+    def _open_with_a_version(self) -> GateConfig:
+        if not self.initially_closed and self.initial_model_step is None:
+            raise ValueError("a gate that is born open needs initial_model_step: the version that its backend serves")
+        return self
+
+
+class EntrypointConfig(ComponentConfig):
+    """``protocol.serving.entrypoint.Entrypoint`` (serving.md 2.3 to 2.5)."""
+
+    admission_timeout_s: Seconds = 600.0
+    """How long a request waits, uncounted, for its gate to open."""
+    connect_timeout_s: Seconds = 30.0
+    forward_timeout_s: Seconds = 1200.0
+    """Longest time for one generation; then its outcome is unknown, which poisons the gate."""
+    engine: str = "sglang 0.5.23"
+    """Engine kind and version, of which the rejection of a too long context is known."""
+    rejections: dict[str, str] = {}
+    """Engine kind and version to the regular expression of that rejection, beside those shipped."""
+    call_timeout_s: Seconds = 5.0
+    """Longest wait for the gate or the gateway to answer a call that does not wait."""
+
+
+class ControllerConfig(ComponentConfig):
+    """``protocol.serving.controller.RolloutController`` (serving.md 3)."""
+
+    prepare_timeout_s: Seconds = 600.0
+    """One deadline for the whole of prepare_pause, where the caller names none."""
+    resume_timeout_s: Seconds = 300.0
+    """One deadline for the whole of resume_requests, where the caller names none."""
+    pause_mode: Literal["none", "abort", "retract", "in_place"] = "retract"
+    """How drained backends are paused until the new version is installed everywhere."""
+    call_timeout_s: Seconds = 5.0
+    """Longest wait for one answer; what is idempotent is asked for again until the deadline."""
+
+
+class AffinityConfig(ComponentConfig):
+    """``protocol.serving.affinity.SessionAffinityRouter`` (serving.md 4)."""
+
+    max_sessions: Count = 100_000
+    """Bound sessions; one more is refused with 503. Tombstones do not count."""
+    tombstone_ttl_s: Seconds = 3600.0
+    """How long a retired session is remembered; longer than any request of it can be under way."""
+    max_tombstones: Count = 1_000_000
+    """Retired sessions that are remembered; above that the oldest are forgotten early."""
+    forward_timeout_s: Seconds = 1900.0
+    """Longest wait for a backend; above its admission_timeout_s and forward_timeout_s together."""
+    sync_interval_s: Seconds = 0.5
+    """How often the gateway is asked which backends are routable."""
+    call_timeout_s: Seconds = 5.0
+    """Longest wait for the gateway to answer."""
+
+
+class ProxyConfig(ComponentConfig):
+    """``protocol.serving.registration.ProxyRegistrations`` (serving.md 1)."""
+
+    model_name: str = "policy"
+    connect_attempts: Count = 5
+    """Attempts in all; only a connect time-out leads to another one."""
+    connect_backoff_s: SecondsOrNone = 0.1
+    register_timeout_s: Seconds = 180.0
+    """Bounds the connect phase and the read phase separately, as the others."""
+    delete_timeout_s: Seconds = 30.0
+    probe_timeout_s: Seconds = 120.0
+    probe_attempts: Count = 5
+    probe_interval_s: SecondsOrNone = 3.0
+    retry_interval_s: Seconds = 30.0
+    """How often what failed to be registered or deleted is tried again."""

@@ -146,6 +146,31 @@ class NoReplica(SeatrialError):
     default_outcome = Outcome.NOT_DONE
 
 
+class GateRefused(SeatrialError):
+    """Root of what a request gate refuses, before any effect (serving.md 2.2)."""
+
+    default_outcome = Outcome.NOT_DONE
+
+
+class AdmissionTimeout(GateRefused):
+    """The gate stayed closed for as long as the request would wait. It was never counted in flight."""
+
+
+class GatePoisoned(GateRefused):
+    """A lease ended in an unknown way: no grant, drain, install or reopen until the process is rebuilt."""
+
+
+class WrongEpoch(GateRefused):
+    """An operation of a cycle that is over, or that does not fit where the gate is in its cycle."""
+
+
+class BarrierError(SeatrialError):
+    """A publication barrier refuses (*not done*), or a stage of it failed (*unknown*). Fields: ``stage``, ``failed``.
+
+    Gates stay as they are, which is closed unless the stage was the reopening (serving.md 3.2, 3.3).
+    """
+
+
 class StorageError(SeatrialError):
     """Root of storage failures. Fields: ``path``."""
 

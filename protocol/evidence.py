@@ -380,4 +380,45 @@ _declare("scale.slot", "component", "Something became of a rank.", operation="st
 _declare("scale.drain", "component", "Something became of a drain.", operation="str: id", replica="str: victim", replica_inc="int: incarnation",
         rank="int: rank", generation="int: number of the drain", what="str: chosen, confirmed, ignored or parked")
 
+# --- publishing under live agents: what the world, the operator and the agents see ---
+_declare("publishing.deployed", "world", "The entrypoints of a service, once all are up.",
+        service="str: name", entrypoints="json: [[entrypoint, gate, replica], ...]; gate is empty where there is none",
+        controller="str: actor", router="str: actor", prepare_timeout_s="float: deadline of a prepare_pause",
+        resume_timeout_s="float: deadline of a resume_requests")
+_declare("publication.asked", "world", "An operator asked for a publication.", service="str: name", model_step="int: version")
+_declare("publication.ended", "world", "The operator was told what became of it, or that nobody knows.", service="str: name",
+        model_step="int: version", outcome="str: done, not_done, unknown", error="str: class, empty when done")
+_declare("turn.sent", "world", "An agent sent a turn; request.sent of the same request follows.", request="str: id",
+        session="str: id", service="str: name", turn="int: from 0")
+_declare("turn.done", "world", "The agent has the answer of a turn; request.done of the same request follows.", request="str: id",
+        session="str: id", model_step="int: version that the answer is stamped with, -1 without one",
+        lease="str: id in the answer", entrypoint="str: who answered", finish_reason="str: length, stop, abort")
+_declare("session.ended", "world", "An episode is over.", session="str: id", service="str: name", turns="int: answered",
+        outcome="str: completed or failed", retired="bool: its retirement was acknowledged")
+_declare("session.late", "world", "A request of an episode that is over was sent on purpose.", session="str: id",
+        request="str: id", status="int: of the answer, 200 when it was served", error="str: class")
+_declare("affinity.snapshot", "world", "What an operator sees of a router when all episodes are over.", service="str: name",
+        bindings="int: sessions bound", tombstones="int: retired sessions remembered", in_flight="int: over all backends",
+        assigned="int: over all backends")
+
+# --- claims of components: publishing ---
+_declare("gate.granted", "component", "A lease was granted.", lease="str: id", session="str: id", epoch="int: cycle",
+        model_step="int: version on it", active="int: leases after")
+_declare("gate.settled", "component", "A lease ended.", lease="str: id", backend_ended="bool: nothing runs for it any more",
+        terminal_recorded="bool: its end is on record", label="str: how", active="int: leases after")
+_declare("gate.poisoned", "component", "A lease ended in an unknown way.", why="str: text", failures="int: so far")
+_declare("gate.changed", "component", "A gate reached a stage of a cycle.", what="str: sealed, drained, installed or reopened",
+        epoch="int: cycle", model_step="int: installed version")
+_declare("entrypoint.turn", "component", "The end of a turn is on record.", lease="str: id", session="str: id", label="str: how")
+_declare("controller.stage", "component", "A stage over all entrypoints ended.", epoch="int: cycle, 0 without a barrier",
+        stage="str: frozen, sealed, drained, paused, served, installed, continued, reopened or failed", detail="str: text")
+_declare("affinity.bound", "component", "A session was bound to a backend.", session="str: id", target="str: entrypoint",
+        assigned="int: of that backend, after")
+_declare("affinity.refused", "component", "A request was refused before it was forwarded.", session="str: id", request="str: id",
+        status="int: 400, 410 or 503", why="str: text")
+_declare("affinity.retired", "component", "Sessions were retired.", sessions="int: in this call", bound="int: that had a binding",
+        tombstones="int: after", expired="int: tombstones forgotten with this call")
+_declare("proxy.changed", "component", "What the proxy is believed to have.", url="str: backend", what="str: registered, deleted, "
+        "register_failed or delete_failed", error="str: class, empty without one")
+
 _TABLE = tuple(KINDS)

@@ -76,6 +76,22 @@ async def post_update_weights(client: EngineClient, update: WeightUpdate, config
 async def _post(
     client: EngineClient, route: str, send: Callable[[], Awaitable[AdminReply]], config: AdminConfig
 ) -> AdminReply:
+    return await post_once(client.address.name, route, send, config.connect_attempts, config.connect_backoff_s)
+
+
+async def post_once(
+    target: str, route: str, send: Callable[[], Awaitable[AdminReply]], connect_attempts: int, backoff_s: float
+) -> AdminReply:
+    """One admin operation by ``send``, which is called again after a connect time-out only (serving.md 1.2).
+
+    Args:
+        target, route: for evidence.
+        send: one attempt.
+        connect_attempts: in all.
+        backoff_s: between two of them.
+
+    Raises whatever the last attempt raised.
+    """
     port = backend()
     operation = port.new_id("admin")
     attempt = 0
@@ -92,16 +108,16 @@ async def _post(
             "admin.attempt",
             operation=operation,
             route=route,
-            target=client.address.name,
+            target=target,
             attempt=attempt,
             outcome=outcome.value,
             error=error,
         )
         if failure is None:
             return reply
-        if not isinstance(failure, ConnectTimeout) or attempt >= config.connect_attempts:
+        if not isinstance(failure, ConnectTimeout) or attempt >= connect_attempts:
             raise failure
-        await asyncio.sleep(config.connect_backoff_s)
+        await asyncio.sleep(backoff_s)
 
 
 def refusal(route: str, status: int) -> Outcome:
@@ -221,48 +237,54 @@ class AdminClient:
         return tuple(await asyncio.gather(*(one(address) for address in replicas)))
 
     async def _operate(self, address: EngineAddress, route: str, body: dict[str, Any]) -> AdminResult:
-        client = backend().engines.client(address)
-        last: SeatrialError | None = None
-        try:
-            # The first attempt may use up its whole read time-out, and only then is there something to reconcile.
-            async with asyncio.timeout(self._config.read_timeout_s + self._config.reconcile_timeout_s):
-                while True:
-                    try:
-                        reply = await post_admin(client, route, body, self._config)
-                        if reply.success:
-                            return _result(address, route, Outcome.DONE, None)
-                        outcome = refusal(route, reply.status)
-                        last = HttpError(status=reply.status, body=reply.body, outcome=outcome)
-                        if outcome is Outcome.NOT_DONE:
-                            return _result(address, route, outcome, last)
-                    except SeatrialError as error:
-                        last = error
-                        if error.outcome is not Outcome.UNKNOWN:
-                            return _result(address, route, error.outcome, error)
-                    if await self._took_effect(client, route):
+        return await operate(address, route, body, self._config)
+
+
+async def operate(address: EngineAddress, route: str, body: dict[str, Any], config: AdminConfig) -> AdminResult:
+    """One idempotent operation on one replica, reconciled: pause, continue or flush. Never raises for its failure.
+
+    An outcome that stays unknown for ``read_timeout_s`` and ``reconcile_timeout_s`` together is reported as that.
+    """
+    client = backend().engines.client(address)
+    last: SeatrialError | None = None
+    try:
+        # The first attempt may use up its whole read time-out, and only then is there something to reconcile.
+        async with asyncio.timeout(config.read_timeout_s + config.reconcile_timeout_s):
+            while True:
+                try:
+                    reply = await post_admin(client, route, body, config)
+                    if reply.success:
                         return _result(address, route, Outcome.DONE, None)
-        except TimeoutError:
-            return _result(address, route, Outcome.UNKNOWN, last)
+                    outcome = refusal(route, reply.status)
+                    last = HttpError(status=reply.status, body=reply.body, outcome=outcome)
+                    if outcome is Outcome.NOT_DONE:
+                        return _result(address, route, outcome, last)
+                except SeatrialError as error:
+                    last = error
+                    if error.outcome is not Outcome.UNKNOWN:
+                        return _result(address, route, error.outcome, error)
+                if await _took_effect(client, route, config):
+                    return _result(address, route, Outcome.DONE, None)
+    except TimeoutError:
+        return _result(address, route, Outcome.UNKNOWN, last)
 
-    async def _took_effect(self, client: EngineClient, route: str) -> bool:
-        """Ask the replica, until it answers, whether an operation of unknown outcome has had its effect.
 
-        False sends it anew: pause, continue and flush are all idempotent (engines.md 3). A flush leaves nothing to see,
-        so it is always made again.
-        """
-        while True:
-            try:
-                status, _ = await client.get(
-                    "/ready",
-                    connect_timeout_s=self._config.connect_timeout_s,
-                    read_timeout_s=self._config.connect_timeout_s,
-                )
-            except NetworkError:
-                await asyncio.sleep(self._config.reconcile_interval_s)  # no answer is no state: ask again
-                continue
-            if route == "/pause_generation":
-                return status == 503
-            return route == "/continue_generation" and status == 200
+async def _took_effect(client: EngineClient, route: str, config: AdminConfig) -> bool:
+    """Ask the replica, until it answers, whether an operation of unknown outcome has had its effect.
+
+    False sends it anew: pause, continue and flush are all idempotent (engines.md 3). A flush leaves nothing to see,
+    so it is always made again.
+    """
+    timeout_s = config.connect_timeout_s
+    while True:
+        try:
+            status, _ = await client.get("/ready", connect_timeout_s=timeout_s, read_timeout_s=timeout_s)
+        except NetworkError:
+            await asyncio.sleep(config.reconcile_interval_s)  # no answer is no state: ask again
+            continue
+        if route == "/pause_generation":
+            return status == 503
+        return route == "/continue_generation" and status == 200
 
 
 def _result(address: EngineAddress, route: str, outcome: Outcome, error: SeatrialError | None) -> AdminResult:

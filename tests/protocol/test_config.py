@@ -29,6 +29,11 @@ READERS = {
     "RecoveryConfig": ("serving/recovery.py",),
     "ExportConfig": ("training/checkpoint.py",),
     "ScalingConfig": ("scaling/api.py", "scaling/registry.py", "scaling/watcher.py"),
+    "GateConfig": ("serving/gate.py",),
+    "EntrypointConfig": ("serving/entrypoint.py", "serving/settlement.py"),
+    "ControllerConfig": ("serving/controller.py",),
+    "AffinityConfig": ("serving/affinity.py",),
+    "ProxyConfig": ("serving/registration.py",),
     "LifecycleConfig": ("scaling/lifecycle.py", "scaling/placement.py", "scaling/replicas.py"),
 }
 

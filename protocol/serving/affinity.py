@@ -1,0 +1,222 @@
+"""The session affinity router: a session stays on one backend for its whole life, across publications (serving.md 4).
+
+Its KV prefix, its trace and its gate are there, so a bound session is never moved: while its backend is unhealthy or
+gone it is refused. A request is forwarded at most once, whatever becomes of it.
+
+**Tombstones.** A retired session leaves a tombstone, so that a late request of it gets 410 instead of a new binding. A
+tombstone is forgotten ``tombstone_ttl_s`` after the retirement, which must be longer than any request of the session
+can be under way; or earlier, oldest first, when there are more than ``max_tombstones``. Tombstones never count against
+``max_sessions``: a run of any length ends in 503 only when that many episodes are open at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+
+from protocol.config import AffinityConfig
+from protocol.errors import HttpError, Outcome, ReadTimeout
+from protocol.messages import GenerateRequest, message
+from protocol.ports import ActorHandle, backend, data_call
+from protocol.serving.entrypoint import TurnResult
+from protocol.serving.gateway import ReplicaView
+from protocol.serving.peer import PEER_LOST, Peer
+
+
+@message
+class BackendCounts:
+    """One backend as the router counts it."""
+
+    name: str
+    healthy: bool
+    in_flight: int
+    assigned: int
+
+
+@message
+class AffinitySnapshot:
+    """What a router holds. ``bindings``: sessions bound, to removed backends too."""
+
+    backends: tuple[BackendCounts, ...]
+    bindings: int
+    tombstones: int
+
+
+class _Backend:
+    __slots__ = ("name", "handle", "healthy", "in_flight", "assigned")
+
+    def __init__(self, name: str, handle: ActorHandle) -> None:
+        self.name = name
+        self.handle = handle
+        self.healthy = True
+        self.in_flight = 0
+        self.assigned = 0
+
+
+class SessionAffinityRouter:
+    """Routes turns by session. An actor.
+
+    Args:
+        config: how many sessions, and how long retired ones are remembered.
+        backends: (name of the replica, handle of its entrypoint) pairs.
+        gateway: handle of the Gateway, which is asked who is routable; None: only set_backend says so.
+    """
+
+    def __init__(
+        self,
+        config: AffinityConfig,
+        backends: tuple[tuple[str, ActorHandle], ...],
+        gateway: ActorHandle | None = None,
+    ) -> None:
+        self._config = config
+        self._backends = {name: _Backend(name, handle) for name, handle in backends}
+        self._bindings: dict[str, str] = {}
+        self._tombstones: dict[str, float] = {}  # session -> when it is forgotten, in order
+        self._gateway = None if gateway is None else Peer(gateway, config.call_timeout_s)
+        self._sync_task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        if self._gateway is not None:
+            self._sync_task = backend().periodic(self._config.sync_interval_s, self._sync, name="affinity-sync")
+
+    async def stop(self) -> None:
+        if self._sync_task is not None:
+            self._sync_task.cancel()
+
+    # --- turns ---
+
+    @data_call
+    async def handle(self, request: GenerateRequest) -> TurnResult:
+        """Forward a turn to the backend of its session, which a new session is bound to here.
+
+        Raises:
+            HttpError: *not done*: 400 without a session id, 410 for a retired session, 503 when there is no capacity or
+                no healthy backend for it.
+            ReadTimeout: *unknown*, after ``forward_timeout_s``.
+            SeatrialError: of the backend, as it is; nothing is replayed.
+        """
+        session = request.session_id
+        try:
+            name = self._acquire(session)
+        except HttpError as error:
+            status = error.fields["status"]
+            backend().emit(
+                "affinity.refused", session=session, request=request.request_id, status=status, why=error.message
+            )
+            raise
+        target = self._backends[name]
+        target.in_flight += 1
+        try:
+            async with asyncio.timeout(self._config.forward_timeout_s):
+                result: TurnResult = await target.handle.generate(request)
+                return result
+        except TimeoutError:
+            waited = self._config.forward_timeout_s
+            raise ReadTimeout(f"{name} did not answer {request.request_id} within {waited} s") from None
+        finally:
+            target.in_flight -= 1
+
+    async def acquire(self, session_id: str) -> str:
+        """The backend of a session, bound now if it is new. Raises HttpError as :meth:`handle`."""
+        return self._acquire(session_id)
+
+    def _acquire(self, session: str) -> str:
+        if not session:
+            raise _refused(400, "a routed request must carry a session_id")
+        self._expire()
+        if session in self._tombstones:
+            raise _refused(410, f"session {session} is retired")
+        bound = self._bindings.get(session)
+        if bound is not None:
+            found = self._backends.get(bound)
+            if found is None or not found.healthy:
+                why = "is gone" if found is None else "is not healthy"
+                raise _refused(503, f"session {session} is bound to {bound}, which {why}")
+            return bound
+        if len(self._bindings) >= self._config.max_sessions:
+            raise _refused(503, f"{len(self._bindings)} sessions are bound, as many as may be")
+        healthy = [one for one in self._backends.values() if one.healthy]
+        if not healthy:
+            raise _refused(503, f"none of {len(self._backends)} backends is healthy")
+        chosen = min(healthy, key=lambda one: (one.in_flight, one.assigned))  # the first of equals, by age
+        chosen.assigned += 1
+        self._bindings[session] = chosen.name
+        backend().emit("affinity.bound", session=session, target=chosen.name, assigned=chosen.assigned)
+        return chosen.name
+
+    # --- control ---
+
+    async def set_backend(self, name: str, healthy: bool) -> None:
+        """Health of a backend. Bindings are untouched. Unknown names are ignored: it was removed meanwhile."""
+        found = self._backends.get(name)
+        if found is not None:
+            found.healthy = healthy
+
+    async def replace_backends(self, backends: tuple[tuple[str, ActorHandle], ...]) -> None:
+        """A new table. Bindings to backends that stay are kept, and their counts; those to others fail from now on."""
+        old = self._backends
+        self._backends = {}
+        for name, handle in backends:
+            kept = old.get(name) or _Backend(name, handle)
+            kept.handle = handle
+            self._backends[name] = kept
+
+    async def retire_sessions(self, session_ids: tuple[str, ...]) -> None:
+        """The episodes are over. Unknown ids get tombstones too. Idempotent: a repetition does not prolong one."""
+        expired = self._expire()
+        forgotten_at = _now() + self._config.tombstone_ttl_s
+        unbound = 0
+        for session in session_ids:
+            bound = self._bindings.pop(session, None)
+            if bound is not None:
+                unbound += 1
+                if bound in self._backends:
+                    self._backends[bound].assigned -= 1
+            self._tombstones.setdefault(session, forgotten_at)
+        while len(self._tombstones) > self._config.max_tombstones:
+            del self._tombstones[next(iter(self._tombstones))]
+            expired += 1
+        backend().emit(
+            "affinity.retired",
+            sessions=len(session_ids),
+            bound=unbound,
+            tombstones=len(self._tombstones),
+            expired=expired,
+        )
+
+    async def snapshot(self) -> AffinitySnapshot:
+        """What is bound, remembered and in flight."""
+        counts = (BackendCounts(b.name, b.healthy, b.in_flight, b.assigned) for b in self._backends.values())
+        return AffinitySnapshot(tuple(counts), len(self._bindings), len(self._tombstones))
+
+    # --- inside ---
+
+    def _expire(self) -> int:
+        """Forget the tombstones whose time is over; they are in the order of their ends."""
+        now = _now()
+        over = []
+        for session, ends in self._tombstones.items():
+            if ends > now:
+                break
+            over.append(session)
+        for session in over:
+            del self._tombstones[session]
+        return len(over)
+
+    async def _sync(self) -> None:
+        assert self._gateway is not None
+        try:
+            views: Iterable[ReplicaView] = await self._gateway.call("engines")
+        except PEER_LOST:
+            return  # its next incarnation is asked in an interval
+        routable = {view.address.name: view.routable for view in views}
+        for found in self._backends.values():
+            found.healthy = routable.get(found.name, False)
+
+
+def _refused(status: int, why: str) -> HttpError:
+    return HttpError(why, status=status, body=why, outcome=Outcome.NOT_DONE)
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

@@ -1,0 +1,387 @@
+"""The rollout controller: pause and continue of a fleet, and the barrier around a publication (serving.md 3).
+
+A publication is one barrier over every entrypoint:
+
+- *prepare_pause*: freeze the topology; seal **all** gates; drain **all**; pause all backends.
+- (weights are updated; `protocol.training.publication`)
+- *resume_requests*: see that topology is as it was and every backend serves the version; install on **all**; continue
+  **all**; reopen **all**; only then is the barrier gone.
+
+Each of the two has one deadline, looked at before every stage. Whatever fails is raised, the barrier stays, and gates
+stay closed. A reopening over many entrypoints is not atomic: some gates may be open when it fails. Each of those has
+the version installed and a backend that goes on, and the same call again completes it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from typing import Any, Literal
+
+from protocol.config import AdminConfig, ControllerConfig
+from protocol.errors import ActorDied, BarrierError, CallCancelled, GatePoisoned, Outcome, SeatrialError
+from protocol.messages import EngineAddress
+from protocol.ports import ActorHandle, backend
+from protocol.serving.admin import AdminResult, operate, reported_weights
+from protocol.serving.barrier import Barrier, BarrierView, Member, Topology, everywhere
+from protocol.serving.gate import GateSnapshot
+from protocol.serving.peer import PEER_LOST, Peer
+
+PauseMode = Literal["abort", "retract", "in_place"]
+
+
+class RolloutController:
+    """Pauses, continues and publishes over a fixed set of entrypoints. An actor.
+
+    Args:
+        config: deadlines, and how backends are paused.
+        admin: time-outs and attempts of the POSTs to backends.
+        members: the entrypoints.
+        gateway: handle of the Gateway, whose roster says which process serves each of them.
+        prober: handle of the HealthProber, held while a barrier exists so that it changes nothing; None: nobody probes.
+        router: handle of the SessionAffinityRouter; None: sessions are not routed.
+    """
+
+    def __init__(
+        self,
+        config: ControllerConfig,
+        admin: AdminConfig,
+        members: tuple[Member, ...],
+        gateway: ActorHandle,
+        prober: ActorHandle | None = None,
+        router: ActorHandle | None = None,
+    ) -> None:
+        self._config = config
+        self._admin = admin
+        self._members = {member.name: member for member in members}
+        self._gateway = Peer(gateway, config.call_timeout_s)
+        self._prober = None if prober is None else Peer(prober, config.call_timeout_s)
+        self._router = None if router is None else Peer(router, config.call_timeout_s)
+        self._barrier: Barrier | None = None
+        self._busy = False
+        self._posts = asyncio.Semaphore(admin.fan_out)
+
+    # --- topology ---
+
+    async def add_entrypoint(self, member: Member) -> None:
+        """Take an entrypoint in, or replace the one of its name. Raises BarrierError, *not done*, in a barrier."""
+        self._refuse_in_barrier("add_entrypoint")
+        self._members[member.name] = member
+
+    async def remove_entrypoint(self, name: str) -> None:
+        """Leave an entrypoint out; idempotent. Raises BarrierError, *not done*, in a barrier."""
+        self._refuse_in_barrier("remove_entrypoint")
+        self._members.pop(name, None)
+
+    async def barrier(self) -> BarrierView | None:
+        """The barrier that exists, or None."""
+        return None if self._barrier is None else self._barrier.view()
+
+    # --- native pause and continue ---
+
+    async def pause_generation(self, mode: PauseMode = "abort") -> tuple[AdminResult, ...]:
+        """Pause every backend, without gates. With ``abort`` the entrypoints answer turns as aborted first (3.1).
+
+        Raises:
+            BarrierError: *not done* while a barrier exists: it would abort the turns that the barrier retains.
+                *Unknown* when a backend did not pause: whoever updates weights then would do so under running turns.
+        """
+        self._refuse_in_barrier("pause_generation")
+        topology = await self._topology()
+        await self._hold(self._admin.read_timeout_s + self._admin.reconcile_timeout_s)
+        if mode == "abort":
+            await self._set_aborting(True)
+        return await self._post(topology, "paused", "/pause_generation", {"mode": mode}, None)
+
+    async def continue_generation(self) -> tuple[AdminResult, ...]:
+        """Continue every backend. Health goes on only after that, and not while a barrier exists.
+
+        Raises BarrierError, *unknown*, when a backend did not continue; health stays held then.
+        """
+        topology = await self._topology()
+        await self._set_aborting(False)
+        results = await self._post(topology, "continued", "/continue_generation", {}, None)
+        if self._barrier is None:
+            await self._release()
+        return results
+
+    # --- the barrier ---
+
+    async def prepare_pause(self, timeout_s: float | None = None) -> BarrierView:
+        """Seal and drain every gate, so that weights may change. One deadline for all of it.
+
+        Again after a failure it goes on with the same barrier, where nothing was poisoned and no gate was reopened.
+
+        Raises:
+            GatePoisoned: *not done*; there will be no publication until the process of that gate is rebuilt.
+            BarrierError: *not done* when a barrier is past this stage, or the fleet is not one of entrypoints; else
+                *unknown*. The barrier stays.
+        """
+        with self._alone("prepare_pause"):
+            deadline = self._deadline(timeout_s, self._config.prepare_timeout_s)
+            barrier = self._barrier
+            if barrier is None:
+                barrier = await self._freeze(deadline)
+            elif barrier.stage != "sealing":
+                raise BarrierError(
+                    f"the barrier of epoch {barrier.epoch} is {barrier.stage}: complete it with resume_requests",
+                    outcome=Outcome.NOT_DONE,
+                )
+            else:
+                await self._check_topology(barrier)
+            gates = barrier.members
+            await self._gates(gates, "sealed", "seal", deadline, lambda _: (barrier.epoch,))
+            await self._gates(gates, "drained", "drain", deadline, lambda left_s: (barrier.epoch, left_s))
+            if self._config.pause_mode != "none":
+                mode = {"mode": self._config.pause_mode}
+                await self._post(barrier.topology, "paused", "/pause_generation", mode, deadline)
+            barrier.stage = "drained"
+            return barrier.view()
+
+    async def targets(self) -> tuple[EngineAddress, ...]:
+        """The backends of the barrier, by their present addresses.
+
+        Raises BarrierError, *not done*: nothing is drained, there is no backend at all, or the topology has changed.
+        """
+        barrier = self._required("targets")
+        if barrier.stage == "sealing":
+            raise BarrierError(f"epoch {barrier.epoch} is not drained", outcome=Outcome.NOT_DONE)
+        await self._check_topology(barrier)
+        return tuple(barrier.topology.values())
+
+    async def resume_requests(self, model_step: int, timeout_s: float | None = None) -> None:
+        """Install a version everywhere, then continue everywhere, then reopen everywhere. One deadline for all of it.
+
+        Again with the same version after a failure it completes what is missing.
+
+        Raises:
+            BarrierError: *not done*: no drained barrier, another topology, or a backend that serves something else.
+                *Unknown*: a stage failed or the time was up. The barrier stays.
+            GatePoisoned: *not done* on that gate. The barrier stays.
+        """
+        with self._alone("resume_requests"):
+            barrier = self._required("resume_requests")
+            if barrier.stage == "sealing":
+                raise BarrierError(f"epoch {barrier.epoch} is not drained", outcome=Outcome.NOT_DONE)
+            deadline = self._deadline(timeout_s, self._config.resume_timeout_s)
+            await self._check_topology(barrier)
+            await self._check_served(barrier.topology, str(model_step), deadline)
+            barrier.stage = "resuming"
+            gates = barrier.members
+            await self._gates(gates, "installed", "install_version", deadline, lambda _: (barrier.epoch, model_step))
+            await self._post(barrier.topology, "continued", "/continue_generation", {}, deadline)
+            await self._gates(gates, "reopened", "reopen", deadline, lambda _: (barrier.epoch,))
+            self._barrier = None
+            await self._release()
+
+    async def assert_request_gates_healthy(self) -> None:
+        """Asked before training goes on.
+
+        Raises GatePoisoned (*not done*) naming the first that is, BarrierError (*unknown*) when one does not answer.
+        """
+        deadline = self._deadline(None, self._config.call_timeout_s)
+        snapshots = await self._snapshots(tuple(self._members.values()), deadline)
+        self._refuse_poisoned(snapshots)
+
+    async def retire_route_sessions(self, session_ids: tuple[str, ...]) -> None:
+        """The episodes are over: their sessions are routed no more. Idempotent. Raises as a call of the router does."""
+        if self._router is not None:
+            await self._router.call("retire_sessions", session_ids)
+
+    # --- stages ---
+
+    async def _freeze(self, deadline: float) -> Barrier:
+        topology = await self._topology()
+        # What gates are at is asked, never assumed: a barrier before this process may have left some open, some not.
+        snapshots = await self._snapshots(tuple(self._members.values()), deadline)
+        self._refuse_poisoned(snapshots)
+        members = tuple(self._members.values())
+        epoch = 1 + max(snapshot.epoch for snapshot in snapshots.values())
+        await self._hold(self._config.prepare_timeout_s + self._admin.update_timeout_s + self._config.resume_timeout_s)
+        self._barrier = Barrier(epoch, members, topology)
+        self._emit("frozen", f"{len(members)} entrypoints")
+        return self._barrier
+
+    async def _snapshots(self, members: tuple[Member, ...], deadline: float) -> dict[str, GateSnapshot]:
+        found: dict[str, GateSnapshot] = {}
+
+        async def one(member: Member) -> None:
+            try:
+                found[member.name] = await self._ask(member.gate, "snapshot", (), deadline)
+            except ActorDied as death:
+                if death.outcome is not Outcome.NOT_DONE:
+                    raise
+                # It was restarted before this barrier, and is closed.
+                gate = await backend().lookup(member.gate.name)
+                found[member.name] = await self._ask(gate, "snapshot", (), deadline)
+                self._members[member.name] = member.with_gate(gate)
+
+        await self._stage("asked", members, one)
+        return found
+
+    def _refuse_poisoned(self, snapshots: dict[str, GateSnapshot]) -> None:
+        poisoned = [f"{name}: {snapshot.failures[0]}" for name, snapshot in snapshots.items() if snapshot.failures]
+        if poisoned:
+            raise GatePoisoned(f"{len(poisoned)} of {len(snapshots)} gates are poisoned; {poisoned[0]}")
+
+    async def _gates(
+        self,
+        members: tuple[Member, ...],
+        stage: str,
+        method: str,
+        deadline: float,
+        arguments: Callable[[float], tuple[Any, ...]],
+    ) -> None:
+        """Have every gate do one thing, all at once; ``arguments`` gets the seconds that are left."""
+        self._check_deadline(stage, deadline)
+
+        async def one(member: Member) -> None:
+            await self._ask(member.gate, method, arguments, deadline)
+
+        await self._stage(stage, members, one)
+
+    async def _ask(self, gate: ActorHandle, method: str, arguments: Any, deadline: float) -> Any:
+        """Call a gate until it answers or the time is up. What a gate is asked to do is idempotent for its epoch."""
+        while (left_s := deadline - _now()) > 0:
+            given = arguments(left_s) if callable(arguments) else arguments
+            try:
+                async with asyncio.timeout(min(left_s, self._config.call_timeout_s)):
+                    return await getattr(gate, method)(*given)
+            except (TimeoutError, CallCancelled):
+                continue  # slow, or lost: the outcome is unknown, and asking again is harmless
+        raise BarrierError(f"{gate.name} did not answer {method} in time", stage=method)
+
+    async def _post(
+        self, topology: Topology, stage: str, route: str, body: dict[str, Any], deadline: float | None
+    ) -> tuple[AdminResult, ...]:
+        """One POST to every backend; a failure or a time-out of any fails the stage, after all have ended."""
+        if deadline is not None:
+            self._check_deadline(stage, deadline)
+        results: list[AdminResult] = []
+
+        async def one(address: EngineAddress) -> None:
+            try:
+                async with asyncio.timeout_at(deadline), self._posts:
+                    result = await operate(address, route, dict(body), self._admin)
+            except TimeoutError:
+                raise BarrierError(f"{address.name} did not answer {route} in time", stage=stage) from None
+            if result.outcome != Outcome.DONE.value:
+                raise BarrierError(f"{address.name} {route}: {result.error}", outcome=Outcome(result.outcome))
+            results.append(result)
+
+        await self._stage(stage, tuple(topology.values()), one)
+        return tuple(results)
+
+    async def _check_served(self, topology: Topology, version: str, deadline: float) -> None:
+        """A gate opens only with a version that its backend really serves (G-I6); a label is not believed."""
+        self._check_deadline("served", deadline)
+        timeout_s = self._config.call_timeout_s
+
+        async def one(address: EngineAddress) -> None:
+            client = backend().engines.client(address)
+            last: SeatrialError | None = None
+            try:
+                async with asyncio.timeout_at(deadline), self._posts:
+                    while True:
+                        try:
+                            served, _ = await reported_weights(
+                                client, connect_timeout_s=timeout_s, read_timeout_s=timeout_s
+                            )
+                            break
+                        except SeatrialError as error:
+                            last = error
+                            await asyncio.sleep(self._admin.reconcile_interval_s)
+            except TimeoutError:
+                raise BarrierError(f"{address.name} did not say what it serves: {last}", stage="served") from None
+            if served != version:
+                raise BarrierError(
+                    f"{address.name} serves version {served!r}, not {version!r}", outcome=Outcome.NOT_DONE
+                )
+
+        await self._stage("served", tuple(topology.values()), one)
+
+    async def _stage(self, stage: str, parts: Iterable[Any], one: Callable[[Any], Awaitable[None]]) -> None:
+        try:
+            await everywhere(stage, tuple(parts), one)
+        except SeatrialError as error:
+            self._emit("failed", f"{stage}: {error.message}")
+            raise
+        self._emit(stage)
+
+    # --- inside ---
+
+    async def _topology(self) -> Topology:
+        """Which process serves each entrypoint now. Raises BarrierError, *not done*, when roster and members differ."""
+        try:
+            roster: tuple[EngineAddress, ...] = await self._gateway.call("roster")
+        except PEER_LOST as error:
+            raise BarrierError(f"the gateway does not name the replicas: {error}", outcome=Outcome.NOT_DONE) from error
+        topology = {address.name: address for address in roster}
+        if not topology or sorted(topology) != sorted(self._members):
+            odd = sorted(topology.keys() ^ self._members.keys())
+            what = f"{odd[0]} is not in both" if odd else "there is none"
+            raise BarrierError(f"entrypoints and roster differ: {what}", outcome=Outcome.NOT_DONE)
+        return topology
+
+    async def _check_topology(self, barrier: Barrier) -> None:
+        now = await self._topology()
+        changed = [name for name, address in barrier.topology.items() if now.get(name) != address]
+        if changed:
+            raise BarrierError(
+                f"the topology changed in the barrier of epoch {barrier.epoch}: {', '.join(changed[:8])}",
+                outcome=Outcome.NOT_DONE,
+            )
+
+    def _required(self, what: str) -> Barrier:
+        if self._barrier is None:
+            raise BarrierError(f"{what}: there is no barrier", outcome=Outcome.NOT_DONE)
+        return self._barrier
+
+    def _refuse_in_barrier(self, what: str) -> None:
+        if self._barrier is not None or self._busy:
+            raise BarrierError(f"{what}: a publication barrier exists", outcome=Outcome.NOT_DONE)
+
+    @contextlib.contextmanager
+    def _alone(self, what: str) -> Iterator[None]:
+        """One prepare_pause or resume_requests at a time: a second one, perhaps a duplicate, is refused."""
+        if self._busy:
+            raise BarrierError(f"{what}: another call is at work on the barrier", outcome=Outcome.NOT_DONE)
+        self._busy = True
+        try:
+            yield
+        finally:
+            self._busy = False
+
+    async def _set_aborting(self, aborting: bool) -> None:
+        async def one(member: Member) -> None:
+            await Peer(member.server, self._config.call_timeout_s).call("set_aborting", aborting)
+
+        await self._stage("flagged", tuple(self._members.values()), one)
+
+    async def _hold(self, for_s: float) -> None:
+        if self._prober is not None:
+            try:
+                await self._prober.call("hold", for_s)  # bounded: should this process die, health judges again
+            except PEER_LOST as error:
+                raise BarrierError(f"health cannot be held: {error}", outcome=Outcome.NOT_DONE) from error
+
+    async def _release(self) -> None:
+        if self._prober is not None:
+            with contextlib.suppress(*PEER_LOST):  # lost: the hold ends by itself
+                await self._prober.call("resume")
+
+    def _deadline(self, timeout_s: float | None, default_s: float) -> float:
+        return _now() + (default_s if timeout_s is None else timeout_s)
+
+    def _check_deadline(self, stage: str, deadline: float) -> None:
+        if _now() >= deadline:
+            raise BarrierError(f"the time was up before anything was {stage}", stage=stage)
+
+    def _emit(self, stage: str, detail: str = "") -> None:
+        epoch = 0 if self._barrier is None else self._barrier.epoch
+        backend().emit("controller.stage", epoch=epoch, stage=stage, detail=detail)
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

@@ -1,0 +1,189 @@
+"""One entrypoint: takes the turns of sessions, asks the gate for a lease, forwards to its own replica, settles.
+
+The place of the session server (serving.md 2.5): one entrypoint a replica, one gate an entrypoint. Here a turn is a
+`GenerateRequest`; JSON, streaming and the trace hooks are the session server's, on the same three steps.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+
+from protocol.config import EntrypointConfig
+from protocol.errors import (
+    ActorDied,
+    CallCancelled,
+    ConnectionRefused,
+    GateRefused,
+    NetworkError,
+    Outcome,
+    ReadTimeout,
+    SeatrialError,
+)
+from protocol.messages import EngineAddress, GenerateRequest, GenerateResult, message
+from protocol.ports import ActorHandle, EngineClient, backend, data_call
+from protocol.serving.gate import RequestLease, SettlementReceipt
+from protocol.serving.peer import PEER_LOST, Peer
+from protocol.serving.settlement import RejectionPattern, answered, failed
+
+_ABORTED = "abort"
+
+
+@message
+class TurnResult:
+    """A turn's answer. ``model_step``: the version on its lease, -1 without a gate; ``entrypoint``: who answered.
+
+    ``result.request_id`` is the lease's, so that a transcript can be matched with what the gate and the trace have.
+    """
+
+    result: GenerateResult
+    model_step: int
+    entrypoint: str
+
+
+class Entrypoint:
+    """Forwards the turns of sessions to one replica, each under a lease. An actor.
+
+    Args:
+        config: time-outs, and which engine it is.
+        address: the replica at the start; a later incarnation of it is found through the gateway.
+        gateway: handle of the Gateway.
+        gate: handle of the RequestGate; None: turns are forwarded without a lease.
+    """
+
+    def __init__(
+        self, config: EntrypointConfig, address: EngineAddress, gateway: ActorHandle, gate: ActorHandle | None
+    ) -> None:
+        self._config = config
+        self._address = address
+        self._gateway = Peer(gateway, config.call_timeout_s)
+        self._gate = gate
+        self._rejection = RejectionPattern(config)
+        self._client: EngineClient
+        self._stale = False
+        self._aborting = False
+        self._turns: dict[asyncio.Task[TurnResult], None] = {}
+
+    async def start(self) -> None:
+        self._client = backend().engines.client(self._address)
+
+    async def stop(self) -> None:
+        for task in tuple(self._turns):
+            task.cancel()
+
+    # --- turns ---
+
+    @data_call
+    async def generate(self, request: GenerateRequest) -> TurnResult:
+        """One turn of ``request.session_id``. The request goes to the replica at most once.
+
+        A caller that gives up does not end the turn: it is awaited to its end and settled all the same (2.3).
+
+        Raises:
+            AdmissionTimeout, GatePoisoned: *not done*. NetworkError, HttpError: of the replica, as they are.
+        """
+        turn = asyncio.get_running_loop().create_task(self._turn(request), name=f"turn-{request.request_id}")
+        self._turns[turn] = None
+        turn.add_done_callback(self._ended)
+        return await asyncio.shield(turn)
+
+    def _ended(self, turn: asyncio.Task[TurnResult]) -> None:
+        del self._turns[turn]
+        if not turn.cancelled():
+            turn.exception()  # of a caller that gave up nobody else asks
+
+    async def set_aborting(self, aborting: bool) -> None:
+        """While set, a turn that is not sent yet is answered as aborted, and one that comes back is relabelled so.
+
+        Set before the replica is told to abort: what slips in between would not be aborted by it (serving.md 3.1).
+        """
+        self._aborting = aborting
+
+    async def _turn(self, request: GenerateRequest) -> TurnResult:
+        me = backend().me.name
+        if self._gate is None:
+            return TurnResult(await self._forward(request), -1, me)
+        lease = await self._lease(self._gate, request.session_id)
+        receipt: SettlementReceipt | None = None
+        try:
+            result = await self._forward(request)
+            receipt = self._recorded(lease, answered(result))
+        except SeatrialError as error:
+            receipt = self._recorded(lease, failed(error, self._rejection))
+            raise
+        finally:
+            await self._settle(self._gate, lease, receipt)
+        named = dataclasses.replace(result, request_id=lease.request_id)
+        return TurnResult(named, lease.model_step, me)
+
+    async def _forward(self, request: GenerateRequest) -> GenerateResult:
+        if self._aborting:
+            return GenerateResult(request.request_id, _ABORTED, request.prompt_tokens, 0)
+        client = await self._replica()
+        try:
+            result = await client.generate(
+                request,
+                connect_timeout_s=self._config.connect_timeout_s,
+                read_timeout_s=self._config.forward_timeout_s,
+            )
+        except NetworkError:
+            self._stale = True
+            raise
+        if self._aborting and result.finish_reason != _ABORTED:
+            return dataclasses.replace(result, finish_reason=_ABORTED)
+        return result
+
+    def _recorded(self, lease: RequestLease, receipt: SettlementReceipt) -> SettlementReceipt:
+        """Put the end of a turn on record; a receipt whose end could not be recorded says so."""
+        backend().emit("entrypoint.turn", lease=lease.request_id, session=lease.session_id, label=receipt.label)
+        return receipt
+
+    # --- the gate ---
+
+    async def _lease(self, gate: ActorHandle, session_id: str) -> RequestLease:
+        """Raises ReadTimeout, *unknown*, when the gate does not answer: a lease may have been granted to nobody."""
+        waits_s = self._config.admission_timeout_s
+        try:
+            async with asyncio.timeout(waits_s + self._config.call_timeout_s):
+                lease: RequestLease = await gate.request(session_id, waits_s)
+                return lease
+        except TimeoutError:
+            raise ReadTimeout(f"{gate.name} did not answer a request of {session_id}") from None
+        except ActorDied as death:
+            await self._find_gate(gate, death)
+            raise
+
+    async def _settle(self, gate: ActorHandle, lease: RequestLease, receipt: SettlementReceipt | None) -> None:
+        """Tell the gate until it has heard: the receipt says what is known, and repeating it is harmless."""
+        while True:
+            try:
+                async with asyncio.timeout(self._config.call_timeout_s):
+                    await gate.settle(lease.request_id, receipt)
+                return
+            except GateRefused:
+                return  # an earlier telling has arrived
+            except (TimeoutError, CallCancelled):
+                continue
+            except ActorDied:
+                return  # the lease is gone with its gate
+
+    async def _find_gate(self, gate: ActorHandle, death: ActorDied) -> None:
+        if death.outcome is Outcome.NOT_DONE and self._gate is gate:
+            try:
+                self._gate = await backend().lookup(gate.name)
+            except SeatrialError:
+                return  # nobody has restarted it yet
+
+    async def _replica(self) -> EngineClient:
+        """The client of the replica; after a network error the gateway is asked for its current incarnation."""
+        if self._stale:
+            try:
+                roster: tuple[EngineAddress, ...] = await self._gateway.call("roster")
+            except PEER_LOST as error:
+                raise ConnectionRefused(f"the gateway does not say where {self._address.name} is: {error}") from error
+            for address in roster:
+                if address.name == self._address.name and address.incarnation > self._address.incarnation:
+                    self._address = address
+                    self._client = backend().engines.client(address)
+            self._stale = False
+        return self._client

@@ -1,0 +1,110 @@
+"""A publication: the weights of a model step are exported, put into every backend behind the barrier, and served.
+
+    export -> prepare_pause -> update **all** backends -> resume_requests
+
+Weights change only between the two calls of the controller, on backends of which every gate is drained. What a backend
+serves is asked of it, never concluded from an answer: an update may be made and its answer lost, or be refused for the
+flush after it (engines.md 3). A backend that does not serve the version fails the publication by name (serving.md 9).
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from protocol.config import AdminConfig
+from protocol.errors import BarrierError, HttpError, NetworkError, Outcome, SeatrialError
+from protocol.messages import EngineAddress, ExportManifest, WeightUpdate
+from protocol.ports import ActorHandle, EngineClient, backend
+from protocol.serving.admin import post_update_weights, reported_weights
+from protocol.serving.barrier import BarrierView, everywhere
+from protocol.training.checkpoint import load_manifest
+
+
+class WeightPublisher:
+    """Publishes versions, one at a time. An actor.
+
+    Args:
+        admin: time-outs of the weight update, and how many backends at once.
+        controller: handle of the RolloutController.
+        exporter: handle of the Exporter.
+    """
+
+    def __init__(self, admin: AdminConfig, controller: ActorHandle, exporter: ActorHandle) -> None:
+        self._admin = admin
+        self._controller = controller
+        self._exporter = exporter
+        self._exported: dict[int, str] = {}
+        self._loaded: dict[tuple[str, int], str] = {}
+        """Path of the export that a backend was last seen to serve; a label alone says nothing of the weights."""
+        self._one_at_a_time = asyncio.Lock()
+
+    async def publish(self, model_step: int) -> None:
+        """Have every backend serve the weights of ``model_step``, and turns be granted with it.
+
+        Again after a failure it goes on where the barrier is: what is done already is not done again.
+
+        Raises:
+            GatePoisoned: *not done*, and no publication will be.
+            BarrierError, StorageError: the barrier stays; nothing is open that serves another version.
+        """
+        async with self._one_at_a_time:
+            path = await self._export(model_step)
+            manifest = await load_manifest(backend().storage, path)
+            barrier: BarrierView | None = await self._controller.barrier()
+            if barrier is None or barrier.stage == "sealing":
+                await self._controller.prepare_pause()
+            await self._update(path, manifest)
+            await self._controller.resume_requests(model_step)
+
+    async def _export(self, model_step: int) -> str:
+        path = self._exported.get(model_step)
+        if path is None:
+            path = str(await self._exporter.export(str(model_step)))
+            self._exported = {model_step: path}
+        return path
+
+    async def _update(self, path: str, manifest: ExportManifest) -> None:
+        """Raises BarrierError when any backend does not serve the version afterwards, or there is none at all."""
+        # Asked for each publication: a recovered backend has another address (W-1).
+        targets: tuple[EngineAddress, ...] = await self._controller.targets()
+        if not targets:
+            raise BarrierError("no backend to update", outcome=Outcome.NOT_DONE)
+        slots = asyncio.Semaphore(self._admin.fan_out)
+
+        async def one(address: EngineAddress) -> None:
+            async with slots:
+                await self._load(backend().engines.client(address), path, manifest)
+
+        await everywhere("updated", targets, one)
+
+    async def _load(self, client: EngineClient, path: str, manifest: ExportManifest) -> None:
+        backend_id = (client.address.name, client.address.incarnation)
+        if self._loaded.get(backend_id) == path and await self._serves(client, manifest):
+            return  # by an earlier try
+        detail = ""
+        try:
+            reply = await post_update_weights(client, WeightUpdate(path, manifest.version), self._admin)
+            if not reply.success:
+                detail = f"answered {reply.status}: {reply.body[:200]}"
+        except SeatrialError as error:
+            if error.outcome is Outcome.NOT_DONE:
+                raise
+            detail = f"{type(error).__name__}: {error.message}"
+        try:
+            async with asyncio.timeout(self._admin.reconcile_timeout_s):
+                while not await self._serves(client, manifest):
+                    await asyncio.sleep(self._admin.reconcile_interval_s)
+        except TimeoutError:
+            raise BarrierError(
+                f"{client.address.name} does not serve {manifest.version!r} after its update ({detail or 'answered'})"
+            ) from None
+        self._loaded[backend_id] = path
+
+    async def _serves(self, client: EngineClient, manifest: ExportManifest) -> bool:
+        """Whether a backend says that it serves an export; one that reports no hash (SGLang) is judged by its version."""
+        timeout_s = self._admin.connect_timeout_s
+        try:
+            served = await reported_weights(client, connect_timeout_s=timeout_s, read_timeout_s=timeout_s)
+        except (NetworkError, HttpError):
+            return False
+        return served[0] == manifest.version and served[1] in ("", manifest.weight_hash)

@@ -1,0 +1,322 @@
+"""Pause, continue and the publication barrier: order, one deadline, fail closed, partial reopening (serving.md 3)."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from protocol.config import ControllerConfig
+from protocol.errors import (
+    ActorDied,
+    BarrierError,
+    ConnectTimeout,
+    GatePoisoned,
+    HttpError,
+    Outcome,
+    ReadTimeout,
+)
+from protocol.serving.barrier import Member
+from tests.protocol.fake import FakeBackend, run
+from tests.protocol.serving.world import Fleet, fleet_of, raised
+
+
+def whats(world: FakeBackend) -> list[str]:
+    return [data["what"] for data in world.of("gate.changed")]
+
+
+def test_every_stage_is_over_everywhere_before_the_next_begins() -> None:
+    async def body(world: FakeBackend) -> None:
+        fleet = await (await fleet_of(world, 3)).opened()
+        assert whats(world) == ["sealed"] * 3 + ["drained"] * 3 + ["installed"] * 3 + ["reopened"] * 3
+        assert fleet.stages() == [
+            "asked", "frozen", "sealed", "drained", "paused", "served", "installed", "continued", "reopened",
+        ]  # fmt: skip
+        assert fleet.posts("/pause_generation") == fleet.posts("/continue_generation") == [1, 1, 1]
+        assert all(s.open and s.model_step == 0 and s.epoch == 1 for s in await fleet.snapshots())
+        assert await fleet.controller.barrier() is None
+
+    run(body)
+
+
+def test_nothing_is_admitted_anywhere_while_one_entrypoint_drains() -> None:
+    async def body(world: FakeBackend) -> None:
+        fleet = await (await fleet_of(world, 3)).opened()
+        fleet.engines[0].duration_s = 5
+        slow = fleet.begin("s", 0)
+        await asyncio.sleep(0.5)
+        publication = asyncio.get_running_loop().create_task(fleet.publisher.publish(1))
+        await asyncio.sleep(1)
+        late = fleet.begin("t", 2)
+        await asyncio.sleep(1)
+        assert not late.done() and not publication.done() and fleet.engines[2].version == "0"
+        assert (await slow).model_step == 0
+        await publication
+        assert (await late).model_step == 1
+
+    run(body)
+
+
+def test_prepare_has_one_deadline_for_all_of_it() -> None:
+    async def body(world: FakeBackend) -> None:
+        fleet = await (await fleet_of(world, 4)).opened()
+        for engine in fleet.engines:
+            engine.duration_s = 1_000
+        turns = [fleet.begin(f"s-{index}", index) for index in range(4)]
+        await asyncio.sleep(1)
+        fleet.gates[1].lose_next = 2  # seals whose answers are lost
+        began = asyncio.get_running_loop().time()
+        error = await raised(fleet.controller.prepare_pause(10))
+        assert asyncio.get_running_loop().time() - began <= 10.1
+        assert isinstance(error, GatePoisoned | BarrierError)
+        assert not any(s.open for s in await fleet.snapshots())
+        assert await fleet.controller.barrier() is not None
+        assert fleet.posts("/pause_generation") == [1] * 4  # of the first publication alone
+        await asyncio.gather(*turns, return_exceptions=True)
+
+    run(body)
+
+
+def test_an_exhausted_deadline_opens_nothing() -> None:
+    async def body(world: FakeBackend) -> None:
+        fleet = await (await fleet_of(world, 3)).opened()
+        await fleet.controller.prepare_pause()
+        for engine in fleet.engines:
+            engine.version = "1"
+        fleet.gates[2].lose_next = 100  # its install is never acknowledged
+        error = await raised(fleet.controller.resume_requests(1, 5))
+        assert (
+            isinstance(error, BarrierError) and error.outcome is Outcome.UNKNOWN and "installed: 1 of 3" in str(error)
+        )
+        fleet.gates[2].lose_next = 0
+        assert not any(s.open for s in await fleet.snapshots())
+        assert fleet.posts("/continue_generation") == [1, 1, 1]
+        assert isinstance(await raised(fleet.controller.resume_requests(1, 0.0)), BarrierError)
+        assert not any(s.open for s in await fleet.snapshots())
+        await fleet.controller.resume_requests(1, 5)
+        assert all(s.open for s in await fleet.snapshots())
+
+    run(body)
+
+
+def test_a_partial_reopening_is_completed_by_the_same_call_again() -> None:
+    async def body(world: FakeBackend) -> None:
+        fleet = await (await fleet_of(world, 3)).opened()
+        await fleet.controller.prepare_pause()
+        for engine in fleet.engines:
+            engine.version = "1"
+
+        def cut(kind: str, fields: dict[str, Any]) -> None:
+            if kind == "controller.stage" and fields["stage"] == "continued":
+                fleet.gates[1].fail_next = [ActorDied("gone")]  # of unknown outcome, as the reopening begins
+
+        world.on_emit = cut
+        error = await raised(fleet.controller.resume_requests(1))
+        assert isinstance(error, BarrierError) and "reopened: 1 of 3" in error.message
+        world.on_emit = lambda kind, fields: None
+        before = await fleet.snapshots()
+        assert [s.open for s in before] == [True, False, True]
+        assert all(s.installed and s.model_step == 1 for s in before)
+        assert (await fleet.turn("s", 0)).model_step == 1  # what is open serves the new version
+        error = await raised(fleet.controller.prepare_pause())
+        assert (
+            isinstance(error, BarrierError) and error.outcome is Outcome.NOT_DONE and "resume_requests" in error.message
+        )
+        await fleet.controller.resume_requests(1)
+        assert [s.epoch for s in await fleet.snapshots()] == [2, 2, 2] and all(s.open for s in await fleet.snapshots())
+        assert await fleet.controller.barrier() is None
+
+    run(body)
+
+
+def test_lost_replies_of_idempotent_calls_are_asked_for_again() -> None:
+    async def body(world: FakeBackend) -> None:
+        fleet = await (await fleet_of(world, 2)).opened()
+        for gate in fleet.gates:
+            gate.lose_next = 2
+        await fleet.publisher.publish(1)
+        assert [s.model_step for s in await fleet.snapshots()] == [1, 1]
+
+    run(body)
+
+
+def test_a_failed_prepare_keeps_the_barrier_and_goes_on_when_repeated() -> None:
+    async def body(world: FakeBackend) -> None:
+        fleet = await (await fleet_of(world, 2)).opened()
+        fleet.engines[1].post_script = [HttpError(status=400, body="no")]
+        assert isinstance(await raised(fleet.controller.prepare_pause()), BarrierError)
+        view = await fleet.controller.barrier()
+        assert view is not None and view.stage == "sealing" and view.epoch == 2
+        assert isinstance(await raised(fleet.controller.targets()), BarrierError)
+        assert isinstance(await raised(fleet.controller.resume_requests(1)), BarrierError)
+        assert (await fleet.controller.prepare_pause()).epoch == 2
+
+    run(body)
+
+
+def test_what_the_backends_serve_decides_not_the_label() -> None:
+    async def body(world: FakeBackend) -> None:
+        fleet = await (await fleet_of(world, 2)).opened()
+        await fleet.controller.prepare_pause()
+        fleet.engines[0].version = "1"
+        error = await raised(fleet.controller.resume_requests(1))
+        assert isinstance(error, BarrierError) and "e-1 serves version '0'" in error.message
+        assert not any(s.open or s.installed for s in await fleet.snapshots())
+
+    run(body)
+
+
+def test_a_changed_topology_is_refused() -> None:
+    async def body(world: FakeBackend) -> None:
+        fleet = await (await fleet_of(world, 2)).opened()
+        await fleet.controller.prepare_pause()
+        member = Member("e-9", fleet.gates[0], fleet.servers[0])
+        for call in (fleet.controller.add_entrypoint(member), fleet.controller.remove_entrypoint("e-0")):
+            error = await raised(call)
+            assert isinstance(error, BarrierError) and error.outcome is Outcome.NOT_DONE
+        engine = fleet.engines[1]
+        engine.alive = False
+        await fleet.gateway.add_replica(await world.engines.launch(engine.spec, name=engine.name))
+        for call in (fleet.controller.targets(), fleet.controller.resume_requests(0)):
+            error = await raised(call)
+            assert isinstance(error, BarrierError) and "e-1" in error.message
+        assert not any(s.open for s in await fleet.snapshots())
+
+    run(body)
+
+
+def test_entrypoints_and_roster_must_be_the_same() -> None:
+    async def body(world: FakeBackend) -> None:
+        fleet = await fleet_of(world, 2)
+        await fleet.gateway.remove_replica(fleet.engines[1].address)
+        assert isinstance(await raised(fleet.controller.prepare_pause()), BarrierError)
+        await fleet.controller.remove_entrypoint("e-1")
+        await fleet.publisher.publish(0)
+        assert [s.open for s in await fleet.snapshots()] == [True, False]
+        await fleet.controller.remove_entrypoint("e-0")
+        await fleet.gateway.remove_replica(fleet.engines[0].address)
+        assert "there is none" in str(await raised(fleet.controller.prepare_pause()))
+
+    run(body)
+
+
+def test_health_is_held_from_the_freeze_to_the_end_and_native_pause_is_refused() -> None:
+    async def body(world: FakeBackend) -> None:
+        fleet = await (await fleet_of(world, 2)).opened()
+        prober = fleet.prober.target
+        assert prober._held_until == 0.0
+        await fleet.controller.prepare_pause()
+        assert prober._held_until > asyncio.get_running_loop().time()
+        error = await raised(fleet.controller.pause_generation())
+        assert isinstance(error, BarrierError) and error.outcome is Outcome.NOT_DONE
+        await fleet.controller.continue_generation()
+        assert prober._held_until > asyncio.get_running_loop().time()
+        await fleet.controller.resume_requests(0)
+        assert prober._held_until == 0.0
+
+    run(body)
+
+
+def test_two_calls_at_once_on_the_barrier_are_refused() -> None:
+    async def body(world: FakeBackend) -> None:
+        fleet = await (await fleet_of(world, 2)).opened()
+        both = await asyncio.gather(
+            fleet.controller.prepare_pause(), fleet.controller.prepare_pause(), return_exceptions=True
+        )
+        assert [isinstance(one, BarrierError) for one in both] == [False, True]
+        await fleet.controller.resume_requests(0)
+
+    run(body)
+
+
+def test_a_poisoned_gate_stops_the_publication_before_anything_is_sealed() -> None:
+    async def body(world: FakeBackend) -> None:
+        fleet = await (await fleet_of(world, 3)).opened()
+        await fleet.controller.assert_request_gates_healthy()
+        fleet.engines[2].generate_script = [ReadTimeout("x")]
+        await raised(fleet.turn("s", 2))
+        assert isinstance(await raised(fleet.controller.assert_request_gates_healthy()), GatePoisoned)
+        error = await raised(fleet.publisher.publish(1))
+        assert isinstance(error, GatePoisoned) and error.outcome is Outcome.NOT_DONE
+        assert [s.epoch for s in await fleet.snapshots()] == [1, 1, 1]
+        assert await fleet.controller.barrier() is None
+
+    run(body)
+
+
+def test_a_new_controller_learns_the_epochs_of_the_gates() -> None:
+    async def body(world: FakeBackend) -> None:
+        fleet = await (await fleet_of(world, 2)).opened()
+        await fleet.publisher.publish(1)
+        await fleet.controller.prepare_pause()  # and dies
+        again = type(fleet.controller.target)(
+            ControllerConfig(),
+            fleet.controller.target._admin,
+            tuple(fleet.controller.target._members.values()),
+            fleet.gateway,
+        )
+        assert (await again.prepare_pause()).epoch == 4
+        await again.resume_requests(1)
+        assert all(s.open for s in await fleet.snapshots())
+
+    run(body)
+
+
+def test_a_gate_that_was_restarted_is_found_again_between_barriers() -> None:
+    async def body(world: FakeBackend) -> None:
+        from protocol.config import GateConfig
+        from protocol.serving.gate import RequestGate
+
+        fleet = await (await fleet_of(world, 2)).opened()
+        fleet.gates[0].dead = True
+        await world.spawn(RequestGate, GateConfig(), name="gate-0")
+        assert isinstance(await raised(fleet.turn("s", 0)), ActorDied)
+        await fleet.publisher.publish(1)
+        assert (await fleet.turn("s", 0)).model_step == 1
+
+    run(body)
+
+
+@pytest.mark.parametrize("mode", ["abort", "retract", "in_place"])
+def test_native_pause_and_continue(mode: Any) -> None:
+    async def body(world: FakeBackend) -> None:
+        fleet = await (await fleet_of(world, 2)).opened()
+        paused = await fleet.controller.pause_generation(mode)
+        assert [r.outcome for r in paused] == ["done", "done"]
+        assert fleet.engines[0].posts[-1] == ("/pause_generation", {"mode": mode})
+        assert [server.target._aborting for server in fleet.servers] == [mode == "abort"] * 2
+        assert fleet.prober.target._held_until > 0
+        await fleet.controller.continue_generation()
+        assert [server.target._aborting for server in fleet.servers] == [False, False]
+        assert fleet.prober.target._held_until == 0.0 and not fleet.engines[0].paused
+
+    run(body)
+
+
+def test_a_backend_that_does_not_pause_is_a_failure_and_health_stays_held() -> None:
+    async def body(world: FakeBackend) -> None:
+        fleet = await (await fleet_of(world, 2)).opened()
+        fleet.engines[1].post_script = [HttpError(status=400, body="no")]
+        error = await raised(fleet.controller.pause_generation())
+        assert isinstance(error, BarrierError) and "e-1" in error.message
+        fleet.engines[1].post_script = [ConnectTimeout("x") for _ in range(5)]
+        assert isinstance(await raised(fleet.controller.continue_generation()), BarrierError)
+        assert fleet.prober.target._held_until > 0
+
+    run(body)
+
+
+def test_publishing_again_goes_on_where_it_was() -> None:
+    async def body(world: FakeBackend) -> None:
+        fleet: Fleet = await (await fleet_of(world, 2)).opened()
+        # The paused stage's POST comes first, then the update of e-1 is refused before any effect, five times.
+        fleet.engines[1].post_script = [None, *[ConnectTimeout("x") for _ in range(5)]]
+        error = await raised(fleet.publisher.publish(1))
+        assert isinstance(error, BarrierError) and "updated: 1 of 2" in error.message
+        assert not any(s.open for s in await fleet.snapshots())
+        await fleet.publisher.publish(1)
+        assert all(s.open and s.model_step == 1 for s in await fleet.snapshots())
+        assert fleet.posts("/update_weights_from_disk") == [2, 2]  # of each version once
+
+    run(body)

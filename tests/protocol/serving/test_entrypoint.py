@@ -1,0 +1,161 @@
+"""How turns end: the outcome table row by row, the whitelist, aborted turns, callers that give up (serving.md 2.3-2.5)."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from protocol.config import EntrypointConfig
+from protocol.errors import (
+    ConnectionLost,
+    ConnectionRefused,
+    ConnectTimeout,
+    GatePoisoned,
+    HttpError,
+    ReadTimeout,
+    SeatrialError,
+)
+from protocol.serving.settlement import RejectionPattern
+from tests.protocol.fake import FakeBackend, run
+from tests.protocol.serving.world import Fleet, fleet_of, raised
+
+TOO_LONG = "The input (600 tokens) is longer than the model's context length (512 tokens)."
+
+
+async def one(world: FakeBackend) -> Fleet:
+    return await (await fleet_of(world, 1)).opened()
+
+
+def test_a_complete_answer_is_stamped_named_and_settled() -> None:
+    async def body(world: FakeBackend) -> None:
+        fleet = await one(world)
+        turn = await fleet.turn("s", 0)
+        assert (turn.model_step, turn.entrypoint) == (0, "driver")  # of FakeBackend.me
+        assert turn.result.request_id == world.of("gate.granted")[-1]["lease"]
+        assert fleet.engines[0].generated == ["req-0001"]
+        assert world.of("gate.settled", label="completed", backend_ended=True, terminal_recorded=True, active=0)
+
+    run(body)
+
+
+@pytest.mark.parametrize(
+    ("error", "label"),
+    [
+        (HttpError(status=400, body=TOO_LONG), "rejected: context length"),
+        (ConnectTimeout("x"), "failed: never sent"),
+        (ConnectionRefused("x"), "failed: never sent"),
+    ],
+)
+def test_what_never_began_is_a_safe_failed_attempt(error: SeatrialError, label: str) -> None:
+    async def body(world: FakeBackend) -> None:
+        fleet = await one(world)
+        fleet.engines[0].generate_script = [error]
+        assert type(await raised(fleet.turn("s", 0))) is type(error)
+        assert world.of("gate.settled", label=label, active=0) and not world.of("gate.poisoned")
+        await fleet.publisher.publish(1)  # drain passes
+        assert (await fleet.turn("s", 0)).model_step == 1
+
+    run(body)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        "hang",
+        ReadTimeout("x"),
+        ConnectionLost("x"),
+        HttpError(status=400, body="Duplicate request ID detected: req-1"),
+        HttpError(status=422, body=TOO_LONG),
+        HttpError(status=500, body=TOO_LONG),
+        HttpError(status=503),
+    ],
+    ids=str,
+)
+def test_everything_else_is_unknown_and_poisons(error: SeatrialError | str) -> None:
+    async def body(world: FakeBackend) -> None:
+        fleet = await one(world)
+        fleet.engines[0].generate_script = [error]
+        await raised(fleet.turn("s", 0))
+        assert world.of("gate.settled", backend_ended=False) and len(world.of("gate.poisoned")) == 1
+        assert isinstance(await raised(fleet.turn("s", 0)), GatePoisoned)
+        assert isinstance(await raised(fleet.publisher.publish(1)), GatePoisoned)
+        assert fleet.engines[0].version == "0" and len(fleet.engines[0].generated) <= 1
+
+    run(body)
+
+
+def test_a_caller_that_gives_up_does_not_end_the_turn() -> None:
+    async def body(world: FakeBackend) -> None:
+        fleet = await one(world)
+        fleet.engines[0].duration_s = 3
+        turn = fleet.begin("s", 0)
+        await asyncio.sleep(1)
+        turn.cancel()
+        await asyncio.sleep(0)
+        assert (await fleet.snapshots())[0].active
+        await fleet.publisher.publish(1)  # which waits for it
+        assert world.of("gate.settled", label="completed") and not world.of("gate.poisoned")
+
+    run(body)
+
+
+def test_a_lost_reply_of_the_settlement_is_asked_for_again() -> None:
+    async def body(world: FakeBackend) -> None:
+        fleet = await one(world)
+        fleet.engines[0].duration_s = 1
+        turn = fleet.begin("s", 0)
+        await asyncio.sleep(0.5)
+        fleet.gates[0].lose_next = 1
+        assert (await turn).model_step == 0
+        assert len(world.of("gate.settled")) == 1 and not world.of("gate.poisoned")
+
+    run(body)
+
+
+def test_while_aborting_nothing_is_sent_and_what_comes_back_is_aborted() -> None:
+    async def body(world: FakeBackend) -> None:
+        fleet = await one(world)
+        fleet.engines[0].duration_s = 2
+        running = fleet.begin("s", 0)
+        await asyncio.sleep(1)
+        await fleet.servers[0].set_aborting(True)
+        assert (await fleet.turn("t", 0)).result.finish_reason == "abort"
+        assert (await running).result.finish_reason == "abort"
+        assert len(fleet.engines[0].generated) == 1 and len(world.of("gate.settled", label="aborted")) == 2
+        await fleet.servers[0].set_aborting(False)
+        assert (await fleet.turn("t", 0)).result.finish_reason == "length"
+
+    run(body)
+
+
+def test_a_recovered_replica_is_found_through_the_gateway() -> None:
+    async def body(world: FakeBackend) -> None:
+        fleet = await one(world)
+        engine = fleet.engines[0]
+        engine.alive = False
+        assert isinstance(await raised(fleet.turn("s", 0)), ConnectionRefused)
+        new = await world.engines.launch(engine.spec, name=engine.name)
+        await fleet.gateway.add_replica(new)
+        turn = await fleet.turn("s", 0)
+        assert turn.result.engine_incarnation == 1
+
+    run(body)
+
+
+def test_the_whitelist_is_fixed_to_an_engine_and_its_version() -> None:
+    sglang = RejectionPattern(EntrypointConfig())
+    lmdeploy = RejectionPattern(EntrypointConfig(engine="lmdeploy 0.10"))
+    own = RejectionPattern(EntrypointConfig(engine="mine 1", rejections={"mine 1": "too long"}))
+    typed = '{"error": {"code": "context_length_exceeded"}}'
+    assert sglang.matches(HttpError(status=400, body=TOO_LONG))
+    assert not sglang.matches(HttpError(status=400, body=typed))
+    assert lmdeploy.matches(HttpError(status=400, body=typed))
+    assert not lmdeploy.matches(HttpError(status=400, body="session id 7 is occupied"))
+    assert own.matches(HttpError(status=400, body="much too long")) and not own.matches(
+        HttpError(status=413, body="too long")
+    )
+    with pytest.raises(ValueError, match="no rejection pattern of 'vllm 9'; add it"):
+        RejectionPattern(EntrypointConfig(engine="vllm 9"))
+    with pytest.raises(ValueError, match="no regular expression"):
+        RejectionPattern(EntrypointConfig(rejections={"sglang 0.5.23": "("}))
