@@ -33,12 +33,12 @@ class NodeLoss(Fault):
     def inject(self) -> None:
         log, caller = self.site.backend.log, self.site.backend.caller
         log.emit("node.lost", node=self.target.name, zombie=False)
+        # Those that write for the lost: they do nothing any more once the deaths are recorded.
+        writers = [parent_of(card.pid) if card.role == "engine" else card.pid for card in self._lost]
+        _send_all(writers, signal.SIGSTOP)
         for card in self._lost:
             log.emit_for(card.name, card.incarnation, caller.next_number(), "actor.died", reason="node_lost", detail="")
-        for card in self._lost:
-            if card.role == "engine":  # its host first, which would record another reason for its death
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(parent_of(card.pid), signal.SIGKILL)
+        _send_all(writers, signal.SIGKILL)
         self.machines.lose(self.target.name)
         for card in self._lost:
             self.site.backend.bury(card.name, card.incarnation)
@@ -47,3 +47,9 @@ class NodeLoss(Fault):
     def heal(self) -> None:
         self.machines.restore(self.target.name)
         self.site.backend.log.emit("node.restored", node=self.target.name)
+
+
+def _send_all(pids: list[int], number: signal.Signals) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)

@@ -69,6 +69,7 @@ class ProcessFault(Fault):
     def kill(self) -> None:
         """SIGKILL; its death is recorded by whoever owns it: an engine's host, which survives it, or else here."""
         if not self.is_engine:
+            self.send(signal.SIGSTOP, [self.card.pid])  # it does nothing any more once its death is recorded
             self.record("actor.died", reason="killed", detail="")
         self.send(signal.SIGKILL, [self.card.pid])
         if not self.is_engine:
