@@ -101,7 +101,7 @@ class WeightPublisher:
         self._loaded[backend_id] = path
 
     async def _serves(self, client: EngineClient, manifest: ExportManifest) -> bool:
-        """Whether a backend says that it serves an export; one that reports no hash (SGLang) is judged by its version."""
+        """Whether a backend says so; one that reports no hash (SGLang) is judged by its version alone."""
         timeout_s = self._admin.connect_timeout_s
         try:
             served = await reported_weights(client, connect_timeout_s=timeout_s, read_timeout_s=timeout_s)

@@ -1,4 +1,4 @@
-"""How turns end: the outcome table row by row, the whitelist, aborted turns, callers that give up (serving.md 2.3-2.5)."""
+"""How turns end: the outcome table row by row, the whitelist, aborts, callers that give up (serving.md 2.3 to 2.5)."""
 
 from __future__ import annotations
 

@@ -137,8 +137,13 @@ def test_an_unsafe_or_missing_receipt_poisons_for_ever(receipt: SettlementReceip
         lease = await gate.request("s", 1)
         await gate.settle(lease.request_id, receipt)
         for call in (
-            gate.request("s", 1), gate.seal(1), gate.drain(0, 1), gate.install_version(0, 4), gate.reopen(0), gate.seal(2),
-        ):  # fmt: skip
+            gate.request("s", 1),
+            gate.seal(1),
+            gate.drain(0, 1),
+            gate.install_version(0, 4),
+            gate.reopen(0),
+            gate.seal(2),
+        ):
             error = await raised(call)
             assert isinstance(error, GatePoisoned) and error.outcome is Outcome.NOT_DONE
         snapshot = await gate.snapshot()

@@ -29,6 +29,10 @@ from protocol.training.checkpoint import Exporter
 from protocol.training.publication import WeightPublisher
 from tests.protocol.fake import FakeBackend, FakeEngine, FakeHandle, FakeTrainer
 
+CONTROLLER = ControllerConfig(call_timeout_s=1)
+ENTRYPOINT = EntrypointConfig(forward_timeout_s=30, admission_timeout_s=40)
+AFFINITY = AffinityConfig()
+GATE = GateConfig()
 ADMIN = AdminConfig(reconcile_timeout_s=5, read_timeout_s=5, update_timeout_s=20)
 
 
@@ -78,10 +82,10 @@ async def fleet_of(
     world: FakeBackend,
     count: int,
     *,
-    controller: ControllerConfig = ControllerConfig(call_timeout_s=1),
-    entrypoint: EntrypointConfig = EntrypointConfig(forward_timeout_s=30, admission_timeout_s=40),
-    affinity: AffinityConfig = AffinityConfig(),
-    gate: GateConfig = GateConfig(),
+    controller: ControllerConfig = CONTROLLER,
+    entrypoint: EntrypointConfig = ENTRYPOINT,
+    affinity: AffinityConfig = AFFINITY,
+    gate: GateConfig = GATE,
     classes: dict[str, type] | None = None,
 ) -> Fleet:
     """Spawn one. ``classes``: other ones in the place of ours, by the same names as under ``components``."""
