@@ -350,7 +350,7 @@ _declare("placement.removal_asked", "world", "Somebody asked for the removal of 
 _declare("scale.asked", "world", "An operator called the control API.",
         ask="str: run-unique id of the call", service="str: whose API", route="str: scale_out, scale_in, status or reconcile",
         direction="str: scale_out or scale_in", operation="str: id in the path, empty for a submission",
-        target="int?: replicas in all, of a submission", key="str?: idempotency key", timeout_s="float?: budget that was asked for")
+        target="int?: replicas in all, of a submission; None where it was sent as no integer", key="str?: idempotency key", timeout_s="float?: budget that was asked for")
 _declare("scale.answered", "world", "The operator has its answer, or none.",
         ask="str: id of the call", status="int: HTTP-like status, 0 without an answer", code="str: error code, empty with 200",
         operation="str: id in the answer, empty without one", state="str: state or decision in the answer",
@@ -420,5 +420,19 @@ _declare("affinity.retired", "component", "Sessions were retired.", sessions="in
         tombstones="int: after", expired="int: tombstones forgotten with this call")
 _declare("proxy.changed", "component", "What the proxy is believed to have.", url="str: backend", what="str: registered, deleted, "
         "register_failed or delete_failed", error="str: class, empty without one")
+
+# --- the autoscaler ---
+_declare("autoscaler.deployed", "world", "An autoscaler looks after a service from now on.", service="str: name",
+        api="str: actor that stands for the service's control API; what is asked of it is the autoscaler's",
+        min_engines="int: floor", max_engines="int: ceiling", out_cooldown_s="float: after a scale-out", in_cooldown_s="float: after a scale-in",
+        metrics_interval_s="float: between two frames", evaluation_interval_s="float: between two evaluations",
+        out_duration_s="float: a scale-out condition must hold", in_duration_s="float: the scale-in conditions must hold")
+_declare("autoscaler.evaluated", "component", "One evaluation of one service.", service="str: name", action="str: none, scale_out or scale_in",
+        current="int: replicas", delta="int: replicas to add or remove", reason="str: text", triggered="json: conditions",
+        streaks="json: condition to the seconds that it has held", frame="json: the metrics, as in the scale history")
+_declare("autoscaler.request", "component", "Something became of a request of the autoscaler.", service="str: name",
+        key="str: idempotency key", action="str: scale_out or scale_in", target="int: replicas in all", operation="str: id, empty before it has one",
+        state="str: as known to it", cleanup="str: true, false or unknown",
+        what="str: submitting, unknown, accepted, not_clean or closed")
 
 _TABLE = tuple(KINDS)

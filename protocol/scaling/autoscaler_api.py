@@ -1,0 +1,239 @@
+"""The autoscaler's HTTP surface, as plain handlers: request in, status code and body out. One code for both worlds.
+
+Source: scaling.md 6.6.
+
+| route | handler |
+| --- | --- |
+| GET /status | ``status`` |
+| GET /conditions?service= | ``conditions`` |
+| GET /scale_history?service=&limit=&action= | ``scale_history``, newest first |
+| GET /metrics_history?service= | ``metrics_history``, newest first |
+| POST /clear_history | ``clear_history`` |
+| GET, PATCH /config | ``get_config``, ``patch_config`` (JSON merge patch) |
+| POST /enable | ``enable`` |
+| POST /start | ``activate``: a deployed autoscaler does nothing before |
+| GET /health | ``health`` |
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, ValidationError
+
+from protocol.ports import backend
+from protocol.scaling.autoscaler import Autoscaler, Runtime, TargetBusy
+from protocol.scaling.bodies import ApiReply, ErrorBody
+from protocol.scaling.decision import IN_CONDITIONS, OUT_CONDITIONS, conditions
+from protocol.scaling.policy import ROLLOUT, AutoscalerConfig
+from protocol.scaling.targets import ServiceTarget, connect
+
+_LEGACY = (
+    "current_engines", "min_engines", "max_engines", "last_scale_time", "last_scale_action", "last_decision",
+    "pending_requests", "recent_metrics", "total_scale_operations",
+)  # fmt: skip
+
+
+class EnableBody(BaseModel):
+    """Body of POST /enable."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    enabled: StrictBool = True
+
+
+class HistoryQuery(BaseModel):
+    """Query of GET /scale_history."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    service: str = ROLLOUT
+    limit: Annotated[int, Field(ge=1, le=1000)] = 100
+    action: Annotated[str, Field(pattern="^(scale_out|scale_in)$")] | None = None
+
+
+class AutoscalerApi:
+    """The autoscaler as it is deployed. An actor.
+
+    Args:
+        config: what it begins with.
+        begin: start at once, without a call of ``activate``.
+    """
+
+    def __init__(self, config: AutoscalerConfig, *, begin: bool = False) -> None:
+        self._config = config
+        self._begin = begin
+        self._autoscaler: Autoscaler
+
+    async def start(self) -> None:
+        self._autoscaler = self.make(self._config)
+        if self._begin:
+            await self.activate()
+
+    def make(self, config: AutoscalerConfig) -> Autoscaler:
+        """What the handlers are in front of."""
+        return Autoscaler(config, self.connect)
+
+    def connect(self, url: str) -> ServiceTarget:
+        """The target at a URL; a world that can reach other ones overrides it."""
+        return connect(url)
+
+    async def stop(self) -> None:
+        await self._autoscaler.stop()
+
+    # --- control ---
+
+    async def activate(self) -> ApiReply:
+        """POST /start: collect and decide from now on. 200."""
+        await self._autoscaler.activate()
+        return ApiReply(200, {"started": True, "services": list(self._autoscaler.runtimes)})
+
+    async def wind_down(self) -> tuple[str, ...]:
+        """Decide nothing any more, and say which requests are open. For whoever is about to end the service."""
+        self._autoscaler.wind_down()
+        return self._autoscaler.open_requests()
+
+    async def enable(self, body: dict[str, Any] | None = None) -> ApiReply:
+        """POST /enable: decide, or decide nothing. 200 or 422."""
+        try:
+            asked = EnableBody.model_validate(body or {})
+        except ValidationError as error:
+            return _invalid(error)
+        return await self.patch_config({"enabled": asked.enabled})
+
+    async def get_config(self) -> ApiReply:
+        """GET /config: 200. What it answers can be sent back."""
+        return ApiReply(200, self._autoscaler.config.document())
+
+    async def patch_config(self, patch: Any) -> ApiReply:
+        """PATCH /config: a JSON merge patch; null takes a service out. 200, 409 or 422; then nothing has changed."""
+        if not isinstance(patch, dict):
+            return _error(422, "INVALID_PATCH", "a patch is a JSON object with the keys that change")
+        try:
+            await self._autoscaler.apply(lambda config: config.patched(patch))
+        except ValidationError as error:
+            return _invalid(error)
+        except (TypeError, AttributeError):
+            return _error(422, "INVALID_PATCH", "service_targets and service_policies are JSON objects by service")
+        except TargetBusy as busy:
+            return _error(409, "TARGET_BUSY", busy.message)
+        return await self.get_config()
+
+    async def clear_history(self, service: str | None = None) -> ApiReply:
+        """POST /clear_history: forget what is over, of one service or of all. 200 or 404."""
+        if service is not None and service not in self._autoscaler.runtimes:
+            return self._unknown(service)
+        cleared = 0
+        for name, runtime in self._autoscaler.runtimes.items():
+            if service in (None, name):
+                cleared += len(runtime.state.history)
+                runtime.state.history.clear()
+        return ApiReply(200, {"cleared": cleared})
+
+    # --- looking ---
+
+    async def health(self) -> ApiReply:
+        """GET /health: 200. ``errors``: services whose latest evaluation broke."""
+        scaler = self._autoscaler
+        errors = {name: one.state.last_error for name, one in scaler.runtimes.items() if one.state.last_error}
+        return ApiReply(
+            200,
+            {
+                "status": "degraded" if errors else "healthy",
+                "started": scaler.activated,
+                "enabled": scaler.config.enabled,
+                "errors": errors,
+            },
+        )
+
+    async def status(self) -> ApiReply:
+        """GET /status: every service, and the rollout service once more at the top, as older readers expect. 200."""
+        scaler = self._autoscaler
+        services = {name: self._service(name, runtime) for name, runtime in scaler.runtimes.items()}
+        legacy = {key: services.get(ROLLOUT, {}).get(key) for key in _LEGACY}
+        return ApiReply(
+            200,
+            {"enabled": scaler.config.enabled, "started": scaler.activated, **legacy, "services": services},
+        )
+
+    def _service(self, name: str, runtime: Runtime) -> dict[str, Any]:
+        rules, state, frames = self._autoscaler.config.rules(name), runtime.state, runtime.collector.frames
+        known = runtime.collector.current
+        choice = state.last_choice
+        return {
+            "current_engines": known if known is not None or not frames else frames[-1].num_engines,
+            "min_engines": rules.min_engines,
+            "max_engines": rules.max_engines,
+            "last_scale_time": state.last_action_at,
+            "last_scale_action": state.last_action,
+            "last_decision": None if choice is None else dataclasses.asdict(choice),
+            "pending_requests": [{**request.item(), "cleanup": request.cleanup} for request in state.pending],
+            "recent_metrics": frames[-1].snapshot() if frames else None,
+            "total_scale_operations": state.accepted,
+            "refusal": runtime.collector.refusal,
+        }
+
+    async def conditions(self, service: str = ROLLOUT) -> ApiReply:
+        """GET /conditions: each condition with its value, threshold, and for how long it has held. 200 or 404."""
+        runtime = self._autoscaler.runtimes.get(service)
+        if runtime is None:
+            return self._unknown(service)
+        rules = self._autoscaler.config.rules(service)
+        frame = runtime.collector.latest(asyncio.get_running_loop().time())
+        found = conditions(frame, rules)
+        streaks = runtime.state.streaks
+        sides = (("scale_out", OUT_CONDITIONS, rules.scale_out), ("scale_in", IN_CONDITIONS, rules.scale_in))
+        body: dict[str, Any] = {"service": service, "timestamp": backend().wall_time()}
+        for side, names, policy in sides:
+            body[side] = {
+                name: {
+                    "value": found[name].value,
+                    "threshold": found[name].threshold,
+                    "met": found[name].holds,
+                    "held_secs": streaks[name].elapsed_s if name in streaks else None,
+                    "required_secs": policy.condition_duration_secs,
+                }
+                for name in names
+            }
+        return ApiReply(200, body)
+
+    async def scale_history(self, **query: Any) -> ApiReply:
+        """GET /scale_history: what is over, newest first. 200, 404 or 422.
+
+        Args:
+            query: ``service``, ``limit``, ``action`` as in :class:`HistoryQuery`.
+        """
+        try:
+            asked = HistoryQuery.model_validate(query)
+        except ValidationError as error:
+            return _invalid(error)
+        runtime = self._autoscaler.runtimes.get(asked.service)
+        if runtime is None:
+            return self._unknown(asked.service)
+        items = [r.item() for r in reversed(runtime.state.history) if asked.action in (None, r.action)]
+        return ApiReply(200, {"service": asked.service, "total": len(items), "history": items[: asked.limit]})
+
+    async def metrics_history(self, service: str = ROLLOUT) -> ApiReply:
+        """GET /metrics_history: frames, newest first. 200 or 404."""
+        runtime = self._autoscaler.runtimes.get(service)
+        if runtime is None:
+            return self._unknown(service)
+        return ApiReply(
+            200, {"service": service, "metrics": [frame.snapshot() for frame in reversed(runtime.collector.frames)]}
+        )
+
+    def _unknown(self, service: str) -> ApiReply:
+        known = ", ".join(sorted(self._autoscaler.runtimes)) or "none: it has not been started"
+        return _error(404, "UNKNOWN_SERVICE", f"service {service!r} is not scaled here; known: {known}")
+
+
+def _invalid(error: ValidationError) -> ApiReply:
+    first = error.errors()[0]
+    where = ".".join(str(part) for part in first["loc"])
+    return _error(422, "INVALID_CONFIG", f"{where}: {first['msg']}" if where else first["msg"])
+
+
+def _error(status: int, code: str, detail: str) -> ApiReply:
+    return ApiReply(status, dataclasses.asdict(ErrorBody(code, detail)))
