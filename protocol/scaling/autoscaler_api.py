@@ -115,8 +115,6 @@ class AutoscalerApi:
             await self._autoscaler.apply(lambda config: config.patched(patch))
         except ValidationError as error:
             return _invalid(error)
-        except (TypeError, AttributeError):
-            return _error(422, "INVALID_PATCH", "service_targets and service_policies are JSON objects by service")
         except TargetBusy as busy:
             return _error(409, "TARGET_BUSY", busy.message)
         return await self.get_config()

@@ -164,11 +164,12 @@ class AutoscalerConfig(ComponentConfig):
             ValidationError: the result is none. Nothing has changed then.
         """
         merged = _merge(self.document(), patch)
-        if "rollout_service_url" in patch and ROLLOUT not in (patch.get("service_targets") or {}):
-            merged["rollout_service_url"] = patch["rollout_service_url"]
-            merged["service_targets"].pop(ROLLOUT, None)
-        elif (patch.get("service_targets") or {}).get(ROLLOUT, "") is None:
+        targets = patch.get("service_targets")
+        named = isinstance(targets, Mapping) and ROLLOUT in targets
+        if isinstance(targets, Mapping) and targets.get(ROLLOUT, "") is None:
             merged["rollout_service_url"] = None
+        elif "rollout_service_url" in patch and not named and isinstance(merged.get("service_targets"), dict):
+            merged["service_targets"].pop(ROLLOUT, None)
         return type(self).model_validate(merged)
 
 

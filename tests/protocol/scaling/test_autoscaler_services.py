@@ -1,0 +1,288 @@
+"""Services of an autoscaler, added, changed and removed while it runs, and its API (scaling.md 6.4, 6.6)."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import pathlib
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from protocol.errors import ConnectionRefused
+from protocol.scaling import policy
+from protocol.scaling.bodies import ApiReply
+from protocol.scaling.policy import AutoscalerConfig
+from protocol.scaling.requests import KEPT_HISTORY
+from protocol.scaling.targets import NoWayThere
+from protocol.scaling.targets import connect as connect_to
+from tests.protocol.scaling.autoscaler_world import QUICK, Api, FakeService, Pages, Stage, play
+from tests.protocol.scaling.world import ScalingWorld, run
+
+# --- services ---
+
+TWO = {"service_targets": {"genrm": "a://genrm", "other": "a://other"}}
+
+
+def test_a_service_that_hangs_delays_no_other() -> None:
+    """M31 and M31b: also not in the rounds after the first."""
+
+    async def body(at: Stage) -> None:
+        at.services["a://other"].hangs = True
+        at.load(0.5)
+        await asyncio.sleep(30)
+        at.load(0.95)
+        await asyncio.sleep(6)
+        assert len(at.genrm.posts) == 1
+        evaluated = [e for e in at.world.of("autoscaler.evaluated") if e["service"] == "genrm"]
+        assert len(evaluated) == 7
+
+    play(body, **TWO)
+
+
+def test_a_service_is_added_and_removed_while_it_runs() -> None:
+    """M30: its collector runs before it is seen, and stops with it."""
+
+    async def body(at: Stage) -> None:
+        assert (await at.api.patch_config({"service_targets": {"other": "a://other"}})).status == 200
+        assert (await at.view("other"))["recent_metrics"]["coverage"] == 1.0
+        await asyncio.sleep(5.5)
+        assert len(at.services["a://other"].posts) == 1
+        at.services["a://other"].end("ACTIVE")
+        await asyncio.sleep(5)
+        assert (await at.api.patch_config({"service_targets": {"other": None}})).status == 200
+        assert "other" not in (await at.api.status()).body["services"] and at.services["a://other"].closed == 1
+        before = len(at.services["a://other"].posts)
+        await asyncio.sleep(60)
+        assert len(at.services["a://other"].posts) == before
+
+    play(body)
+
+
+@pytest.mark.parametrize("state", ["submitting", "running", "dirty"])
+def test_a_service_with_something_open_is_not_removed(state: str) -> None:
+    """M36: 409 before anything has changed."""
+
+    async def body(at: Stage) -> None:
+        at.genrm.reconcile_cleans = False
+        if state == "submitting":
+            at.genrm.submit_s = 3.0
+        await asyncio.sleep(6)
+        if state == "dirty":
+            at.genrm.end("FAILED", True)
+            await asyncio.sleep(5)
+        before = (await at.api.get_config()).body
+        reply = await at.api.patch_config({"service_targets": {"genrm": None}, "max_engines": 7})
+        assert reply.status == 409 and "cannot be removed" in reply.body["detail"]
+        assert (await at.api.get_config()).body == before and "genrm" in (await at.api.status()).body["services"]
+
+    play(body)
+
+
+def test_a_change_of_configuration_lets_the_worker_finish_its_submission() -> None:
+    """M35: accepted while the configuration changed, it is in the books once, with its cooldown."""
+
+    async def body(at: Stage) -> None:
+        at.genrm.submit_s = 3.0
+        await asyncio.sleep(6)  # sent at 5 s
+        assert (await at.api.patch_config({"max_engines": 8})).status == 200
+        assert [one["status"] for one in (await at.view())["pending_requests"]] == ["SUBMITTING"]
+        await asyncio.sleep(3)
+        view = await at.view()
+        assert [one["request_id"] for one in view["pending_requests"]] == ["op-0"]
+        assert view["max_engines"] == 8 and view["last_scale_action"] == "scale_out"
+        at.genrm.submit_s = 0.0
+        at.genrm.end("ACTIVE")
+        await asyncio.sleep(15)
+        assert len(at.genrm.keys) == 1
+        await asyncio.sleep(10)
+        assert len(at.genrm.keys) == 2
+        before = len(at.world.of("autoscaler.evaluated"))
+        await asyncio.sleep(50)
+        assert len(at.world.of("autoscaler.evaluated")) == before + 10  # one worker, not two
+
+    play(body)
+
+
+def test_requests_follow_the_rollout_url_in_both_spellings() -> None:
+    """M32."""
+
+    async def body(at: Stage) -> None:
+        await at.api.patch_config({"rollout_service_url": "a://other"})
+        await asyncio.sleep(6)
+        assert at.services["a://other"].posts and not at.services["a://rollout"].posts
+        shown = (await at.api.get_config()).body
+        assert shown["service_targets"]["rollout"] == shown["rollout_service_url"] == "a://other"
+
+    play(body, service_targets={"rollout": "a://rollout"})
+
+
+def test_an_operation_is_followed_where_it_was_sent() -> None:
+    async def body(at: Stage) -> None:
+        await asyncio.sleep(5.5)
+        await at.api.patch_config({"service_targets": {"genrm": "a://other"}})
+        at.genrm.end("ACTIVE")
+        await asyncio.sleep(6)
+        assert [item["status"] for item in await at.history()] == ["ACTIVE"]
+
+    play(body)
+
+
+def test_an_evaluation_that_breaks_is_noted_and_the_next_one_comes() -> None:
+    async def body(at: Stage) -> None:
+        at.genrm.submits = [ApiReply(200, None), ApiReply(200, None)]  # type: ignore[arg-type]
+        await asyncio.sleep(5.5)
+        health = await at.api.health()
+        assert health.body["status"] == "degraded" and "AttributeError" in health.body["errors"]["genrm"]
+        await asyncio.sleep(10)
+        assert (await at.api.health()).body["status"] == "healthy" and len(at.genrm.keys) == 1
+
+    play(body)
+
+
+# --- the API ---
+
+
+def test_it_does_nothing_before_it_is_started() -> None:
+    async def body(world: ScalingWorld) -> None:
+        world.engines = Pages()  # type: ignore[assignment]
+        api = Api(AutoscalerConfig.model_validate(QUICK))
+        api.services = {"a://genrm": FakeService("a://genrm")}
+        await api.start()
+        await asyncio.sleep(60)
+        assert (await api.status()).body["services"] == {} and not (await api.health()).body["started"]
+        assert (await api.conditions("genrm")).status == 404
+        assert (await api.activate()).body == {"started": True, "services": ["genrm"]}
+        assert (await api.activate()).status == 200
+        await api.stop()
+
+    run(body)
+
+
+def test_what_the_api_shows() -> None:
+    async def body(at: Stage) -> None:
+        await asyncio.sleep(5.5)
+        at.genrm.end("ACTIVE")
+        at.load(0.01)
+        await asyncio.sleep(30)
+        at.genrm.end("COMPLETED")
+        await asyncio.sleep(5)
+        assert [item["action"] for item in await at.history()] == ["scale_in", "scale_out"]
+        assert [item["action"] for item in await at.history(action="scale_out")] == ["scale_out"]
+        assert len(await at.history(limit=1)) == 1
+        shown = (await at.api.conditions("genrm")).body
+        assert shown["scale_in"]["token_usage_low"]["met"] and shown["scale_in"]["token_usage_low"]["held_secs"] >= 25
+        frames = (await at.api.metrics_history("genrm")).body["metrics"]
+        assert frames[0]["timestamp"] > frames[-1]["timestamp"]
+        status = (await at.api.status()).body
+        assert status["current_engines"] is None  # no rollout service here: unknown, not 0
+        view = status["services"]["genrm"]
+        assert (view["last_scale_action"], view["total_scale_operations"]) == ("scale_in", 2)
+        assert (await at.api.clear_history("genrm")).body == {"cleared": 2} and not await at.history()
+
+    play(body, engines=2)
+
+
+def test_each_service_shows_its_own_last_action() -> None:
+    """M33."""
+
+    async def body(at: Stage) -> None:
+        at.services["a://other"].hangs = True
+        await asyncio.sleep(12)
+        services = (await at.api.status()).body["services"]
+        assert services["genrm"]["last_scale_action"] == "scale_out" and services["genrm"]["last_scale_time"]
+        assert services["other"]["last_scale_action"] is None
+
+    play(body, service_targets={"genrm": "a://genrm", "other": "a://other"}, max_engines=4)
+
+
+@pytest.mark.parametrize(
+    "patch",
+    [
+        [], None, {"max_engines": 0}, {"max_engines": True and "x"}, {"no_such": 1}, {"service_targets": {"x": ""}},
+        {"service_targets": 5}, {"service_targets": None, "rollout_service_url": 7}, {"service_policies": {"x": {}}},
+        {"service_policies": {"genrm": {"max_engines": 1, "min_engines": 2}}},
+        {"scale_in_policy": {"token_usage_threshold": 0.99}}, {"evaluation_interval_secs": 0.5}, {"enabled": "yes?"},
+    ],
+)  # fmt: skip
+def test_a_wrong_patch_is_refused_with_422_and_changes_nothing(patch: Any) -> None:
+    async def body(at: Stage) -> None:
+        before = (await at.api.get_config()).body
+        reply = await at.api.patch_config(patch)
+        assert reply.status == 422 and reply.body["detail"], reply
+        assert (await at.api.get_config()).body == before
+
+    play(body)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-3, 99) | st.floats(allow_nan=False) | st.text(max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=2)
+        | st.dictionaries(st.sampled_from([*AutoscalerConfig.model_fields, "genrm", "rollout", "x"]), inner, max_size=3)
+    ),
+    max_leaves=6,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.dictionaries(st.sampled_from([*AutoscalerConfig.model_fields, "x"]), JSON, max_size=3))
+def test_no_patch_is_an_error_nobody_foresaw(patch: dict[str, Any]) -> None:
+    async def body(world: ScalingWorld) -> None:
+        api = Api(AutoscalerConfig.model_validate(QUICK))
+        await api.start()
+        assert (await api.patch_config(patch)).status in (200, 422)
+
+    run(body)
+
+
+def test_unknown_services_and_wrong_queries() -> None:
+    async def body(at: Stage) -> None:
+        for reply in (
+            await at.api.conditions("nobody"), await at.api.metrics_history("nobody"),
+            await at.api.clear_history("nobody"), await at.api.scale_history(service="nobody"),
+        ):  # fmt: skip
+            assert reply.status == 404 and "genrm" in reply.body["detail"]
+        for query in ({"limit": 0}, {"limit": 5000}, {"action": "sideways"}, {"what": 1}):
+            assert (await at.api.scale_history(service="genrm", **query)).status == 422
+        assert (await at.api.enable({"enabled": 1})).status == 422
+
+    play(body)
+
+
+def test_the_history_is_bounded() -> None:
+    async def body(at: Stage) -> None:
+        at.genrm.submits = [ApiReply(409, {"error": "CONFLICT"})] * (KEPT_HISTORY + 20)
+        await asyncio.sleep(5 * (KEPT_HISTORY + 10))
+        assert (await at.api.scale_history(service="genrm", limit=1)).body["total"] == KEPT_HISTORY
+        assert len((await at.api.metrics_history("genrm")).body["metrics"]) == 1000
+
+    play(body, metrics_interval_secs=5)
+
+
+def test_a_url_that_leads_nowhere_is_refused() -> None:
+    async def body(world: ScalingWorld) -> None:
+        target = connect_to("http://localhost:8000/rollout")
+        assert isinstance(target, NoWayThere)
+        for call in (target.engines(), target.submit("scale_out", {}), target.status("scale_in", "x")):
+            with pytest.raises(ConnectionRefused, match="no way"):
+                await call
+        await target.close()
+
+    run(body)
+
+
+def test_every_setting_is_read() -> None:
+    """No dead option."""
+    root = pathlib.Path(policy.__file__).parent
+    read = {
+        node.attr
+        for file in ("policy", "decision", "metrics", "collector", "worker", "autoscaler", "autoscaler_api")
+        for node in ast.walk(ast.parse((root / f"{file}.py").read_text(encoding="utf-8")))
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)
+    }
+    read.add("rollout_service_url")  # the other spelling of a target, kept equal to it
+    for model in (AutoscalerConfig, policy.ServicePolicy, policy.ScaleOutPolicy, policy.ScaleInPolicy):
+        assert set(model.model_fields) <= read, model.__name__
