@@ -24,6 +24,7 @@ from analysis.checks.criteria import (
     Reached,
 )
 from analysis.checks.ledger import Ledger
+from analysis.checks.publishing_criteria import DistinctWeights, SessionsAcrossUpdates, TurnsAtVersions
 from analysis.errors import BadInput
 from protocol.evidence import KINDS
 
@@ -48,7 +49,16 @@ CRITERIA: dict[str, Entry] = {
     )
 } | {
     criterion.name: Entry(criterion.model, inspect.getdoc(criterion) or "", criterion)
-    for criterion in (AnsweredFraction, LatencyP99, Reached, Occurs, EventsPerRequest)
+    for criterion in (
+        AnsweredFraction,
+        LatencyP99,
+        Reached,
+        Occurs,
+        EventsPerRequest,
+        TurnsAtVersions,
+        SessionsAcrossUpdates,
+        DistinctWeights,
+    )
 }
 """Every criterion by name."""
 

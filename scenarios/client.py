@@ -193,12 +193,12 @@ class LoadClient:
         except SeatrialError as error:
             status = int(error.fields.get("status", 0))
             attempts = int(error.fields.get("attempts", 0))
-            _record_failure(emit, name, error.outcome.value, status, type(error).__name__, attempts)
+            record_failure(emit, name, error.outcome.value, status, type(error).__name__, attempts)
             return False
         except asyncio.CancelledError:
             if not self._open[name].gave_up:
                 raise
-            _record_failure(emit, name, Outcome.UNKNOWN.value, 0, "GaveUp", 0)
+            record_failure(emit, name, Outcome.UNKNOWN.value, 0, "GaveUp", 0)
             return False
         else:
             emit(
@@ -231,9 +231,10 @@ class LoadClient:
         return result
 
 
-def _record_failure(
+def record_failure(
     emit: Callable[..., None], request: str, outcome: str, status: int, error: str, attempts: int
 ) -> None:
+    """``request.done`` of a request that was not answered."""
     emit(
         "request.done",
         request=request,

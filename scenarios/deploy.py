@@ -17,8 +17,10 @@ from protocol.serving.gateway import Gateway
 from protocol.serving.health import HealthProber
 from protocol.serving.recovery import Recovery
 from protocol.training.checkpoint import Exporter
+from scenarios.agents import AgentClient
 from scenarios.client import LoadClient
 from scenarios.load import Scenario, load_class
+from scenarios.publishing import Publishing, deploy_publishing
 from scenarios.scaling import ScaleOperator
 from scenarios.schema import ServiceModel, TopologyModel
 from scenarios.trainer import SyntheticTrainer
@@ -53,6 +55,7 @@ class Service:
     trainer: ActorHandle
     replicas: list[str]
     operator: ScaleOperator | None = None
+    publishing: Publishing | None = None
 
 
 def homes(topology: TopologyModel) -> dict[str, str]:
@@ -111,7 +114,12 @@ async def _deploy_service(name: str, spec: ServiceModel, placed: dict[str, str],
         timeout_s = spec.scaling.api.timeout_s
         operator = ScaleOperator(name, cell.scale_api, cell.manager, tuple(replicas), timeout_s)
         await operator.snapshot("deployed")
-    return Service(name, cells, exporter, trainer, replicas, operator)
+    publishing = None
+    if spec.publishing is not None:
+        publishing = await deploy_publishing(
+            name, spec, classes, addresses, placed, cell.gateway, cell.prober, exporter
+        )  # fmt: skip
+    return Service(name, cells, exporter, trainer, replicas, operator, publishing)
 
 
 async def _deploy_cell(
@@ -185,13 +193,29 @@ async def spawn_clients(scenario: Scenario, services: dict[str, Service], seed: 
     spawns = []
     for number, workload in enumerate(scenario.model.workload):
         trace = None if workload.trace is None else str(scenario.trace_path(workload.trace.file))
-        cells = services[workload.service].cells
+        service = services[workload.service]
+        cells = service.cells
         for share in range(workload.clients):
-            own = cells[share % len(cells) :: workload.clients]
             name = f"client-{workload.service}-{number}-{share}"
+            if workload.arrivals is not None and workload.arrivals.agents is not None:
+                assert service.publishing is not None  # the scenario was checked
+                spawns.append(
+                    port.spawn(
+                        AgentClient, workload, number, share, seed, service.publishing.router,
+                        service.publishing.controller, _block_tokens(scenario, workload.service), name=name,
+                    )
+                )  # fmt: skip
+                continue
+            own = cells[share % len(cells) :: workload.clients]
             gateways = tuple(cell.gateway for cell in own)
             spawns.append(port.spawn(LoadClient, workload, number, share, seed, trace, gateways, name=name))
     return list(await asyncio.gather(*spawns))
+
+
+def _block_tokens(scenario: Scenario, service: str) -> int:
+    from sim.profiles import load_profile  # prompts are cut as the simulated engine caches them, in both worlds
+
+    return load_profile(scenario.model.topology.services[service].engine).prefix_block_tokens
 
 
 async def all_routable(services: Iterable[Service]) -> bool:
@@ -225,8 +249,12 @@ async def stop_components(services: Iterable[Service]) -> None:
         for cell in service.cells:
             parts = (cell.scale_api, cell.prober, cell.admin, cell.recovery, cell.manager, cell.gateway)
             stops += [_ask(part, "stop", None) for part in parts if part is not None]
-        stops += [_ask(part, "stop", None) for part in (service.exporter, service.trainer)]
+        stops += [_ask(part, "stop", None) for part in (*_agents_side(service), service.exporter, service.trainer)]
     await asyncio.gather(*stops)
+
+
+def _agents_side(service: Service) -> list[ActorHandle]:
+    return [] if service.publishing is None else service.publishing.actors()
 
 
 async def take_down(services: Iterable[Service], clients: Iterable[ActorHandle]) -> None:
@@ -239,7 +267,7 @@ async def take_down(services: Iterable[Service], clients: Iterable[ActorHandle])
         for cell in service.cells:
             parts = (cell.scale_api, cell.prober, cell.admin, cell.recovery, cell.manager, cell.gateway)
             handles += [part for part in parts if part is not None]
-        handles += [service.exporter, service.trainer]
+        handles += [*_agents_side(service), service.exporter, service.trainer]
         for replica in service.replicas:
             await port.engines.terminate(replica)
     for handle in handles:

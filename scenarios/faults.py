@@ -298,6 +298,19 @@ class AdminParams(SpecModel):
     """flush: POST /flush_cache. pause: /pause_generation, and /continue_generation after ``admin.pause_hold_s``."""
 
 
+class PublishParams(SpecModel):
+    """``publish``: export the weights of a model step, and have every entrypoint serve them behind the barrier."""
+
+    service: str | None = None
+    """Needed where there are several."""
+    model_step: int = Field(ge=0)
+    """Version; the deployment publishes 0."""
+    attempts: Count = 1
+    """Tries in all; each goes on where the one before it failed. Poison ends it."""
+    retry_s: SomeSeconds = 1.0
+    """From a failed try to the next one."""
+
+
 class NoteParams(SpecModel):
     """``note``: a mark in the evidence."""
 
@@ -319,6 +332,8 @@ class ScaleParams(SpecModel):
     """Between two looks at the operation, until it is terminal."""
     attempts: Count = 5
     """Submissions in all, where there is a key."""
+    sent_as: Literal["integer", "text", "float", "boolean"] = "integer"
+    """How a careless client writes the number: 2, "2", 2.0 or true. Only the first may be admitted."""
 
 
 class ScaleOutParams(ScaleParams):
@@ -345,6 +360,7 @@ VERBS: dict[str, type[SpecModel]] = {
     "export": ExportParams,
     "admin": AdminParams,
     "note": NoteParams,
+    "publish": PublishParams,
     "scale_out": ScaleOutParams,
     "scale_in": ScaleInParams,
     "reconcile": ReconcileParams,

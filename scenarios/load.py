@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from analysis.acceptance import parse_criterion
 from analysis.errors import BadInput
-from scenarios.faults import ReconcileParams, ScaleParams
+from scenarios.faults import PublishParams, ReconcileParams, ScaleParams
 from scenarios.fields import did_you_mean
 from scenarios.schema import ScenarioModel, WorkloadModel
 from scenarios.steps import SELECTORS, StepModel
@@ -189,6 +189,13 @@ def _check(scenario: Scenario, places: _Places) -> None:
         where: tuple[str | int, ...] = ("workload",) if single else ("workload", number)
         _check_service(model, workload.service, (*where, "service"), places)
         _check_trace(scenario, workload, (*where, "trace", "file"), places)
+        agents = workload.arrivals is not None and workload.arrivals.agents is not None
+        if agents and model.topology.services[workload.service].publishing is None:
+            at_arrivals = places.name((*where, "arrivals", "agents"))
+            raise BadInput(
+                f"{at_arrivals}: service {workload.service!r} has no entrypoints; give it 'publishing: {{}}' in the "
+                "topology"
+            )
     nodes = [f"node-{number}" for number in range(model.topology.nodes)]
     for number, link in enumerate(model.network.links):
         for key, node in (("from", link.source), ("to", link.target)):
@@ -274,6 +281,12 @@ def _check_step(model: ScenarioModel, step: StepModel, path: tuple[str | int, ..
         if model.topology.services[service].scaling is None:
             at = places.name((*path, "do"))
             raise BadInput(f"{at}: service {service!r} is not scaled; give it 'scaling: {{}}' in the topology")
+    if isinstance(parameters, PublishParams):
+        service = named if named is not None else services[0]
+        publishing = model.topology.services[service].publishing
+        if publishing is None or not publishing.gates:
+            at = places.name((*path, "do"))
+            raise BadInput(f"{at}: service {service!r} has no gates; give it 'publishing: {{}}' in the topology")
     if step.target is not None:
         _check_target(model, step, (*path, "target"), places)
 
@@ -317,6 +330,11 @@ def process_names(model: ScenarioModel) -> list[str]:
         names += [f"admin-{service}-{number}" for number in range(spec.gateways)]
         names += [f"{part}-{service}" for part in ("exporter", "trainer")]
         replicas = spec.initial_replicas
+        if spec.publishing is not None:
+            names += [f"{part}-{service}" for part in ("affinity", "controller", "publisher")]
+            names += [f"entrypoint-{service}-{number}" for number in range(spec.initial_replicas)]
+            if spec.publishing.gates:
+                names += [f"gate-{service}-{number}" for number in range(spec.initial_replicas)]
         if spec.scaling is not None:
             names += [f"manager-{service}-0", f"scale-{service}-0"]
             # A rank is used once: every scale-out may bring new names.

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol
 from protocol.errors import SeatrialError
 from scenarios.client import ClientReport
 from scenarios.deploy import Service, all_routable, deploy, spawn_clients, stop_components, take_down
-from scenarios.faults import AdminParams, ExportParams, ReconcileParams, ScaleInParams, ScaleOutParams
+from scenarios.faults import AdminParams, ExportParams, PublishParams, ReconcileParams, ScaleInParams, ScaleOutParams
 from scenarios.injector import Injector
 from scenarios.load import Scenario
 
@@ -94,6 +94,8 @@ async def conduct(
     for service in services.values():
         if service.operator is not None:
             await service.operator.snapshot("final")
+        if service.publishing is not None:
+            await service.publishing.operator.snapshot(limits.converge_within_s)
     progress.phase = "shutdown"
     await stop_components(services.values())
     await _until(lambda: _nothing_held(stage), limits.converge_within_s)
@@ -131,6 +133,10 @@ async def _verb(name: str, parameters: Any, services: dict[str, Service]) -> Non
                 await asyncio.gather(*(cell.admin.flush_all() for cell in cells))
             else:
                 await asyncio.gather(*(cell.admin.pause_round() for cell in cells))
+        elif isinstance(parameters, PublishParams):
+            publishing = _service(parameters.service, services).publishing
+            assert publishing is not None  # the scenario was checked
+            await publishing.operator.publish(parameters)
         elif isinstance(parameters, ScaleOutParams | ScaleInParams | ReconcileParams):
             operator = _service(parameters.service, services).operator
             assert operator is not None  # the scenario was checked

@@ -35,7 +35,8 @@ from scenarios.steps import StepModel
 # --- topology ---
 
 
-COMPONENTS = ("gateway", "health", "recovery", "exporter", "admin", "trainer", "scale_manager", "scale_api")
+COMPONENTS = ("gateway", "health", "recovery", "exporter", "admin", "trainer", "scale_manager", "scale_api", "gate",
+              "entrypoint", "controller", "affinity", "publisher")  # fmt: skip
 """Names under ``components``: a class of the user's own in place of ours, ``module:Class``."""
 
 
@@ -81,6 +82,19 @@ class ScalingModel(SpecModel):
     _keys = field_validator("api", "lifecycle", mode="before")(_known_config_keys)
 
 
+class PublishingModel(SpecModel):
+    """Weights are published under live agents: an entrypoint before each replica, a controller, an affinity router."""
+
+    gates: bool = True
+    """Turns need a lease of their entrypoint's gate; false: they are forwarded without, and nothing is published."""
+    gate: config.GateConfig = config.GateConfig()
+    entrypoint: config.EntrypointConfig = config.EntrypointConfig()
+    controller: config.ControllerConfig = config.ControllerConfig()
+    affinity: config.AffinityConfig = config.AffinityConfig()
+
+    _keys = field_validator("gate", "entrypoint", "controller", "affinity", mode="before")(_known_config_keys)
+
+
 class ServiceModel(SpecModel):
     """A group of replicas of one model behind gateways, with health probing and recovery."""
 
@@ -99,6 +113,8 @@ class ServiceModel(SpecModel):
     export: config.ExportConfig = config.ExportConfig()
     scaling: ScalingModel | None = None
     """How the service is scaled; without it the verbs scale_out, scale_in and reconcile do not go."""
+    publishing: PublishingModel | None = None
+    """Entrypoints for agents; without it the verb publish and arrivals of agents do not go."""
     gateway_cost_s: Seconds | None = None
     """What serving one message occupies a gateway for; default: a calibrated Ray actor."""
 
@@ -106,10 +122,12 @@ class ServiceModel(SpecModel):
 
     @model_validator(mode="after")
     def _one_gateway(self) -> ServiceModel:
-        if self.scaling is not None and self.gateways != 1:
-            raise PydanticCustomError(
-                "scaling", "a scaled service has one gateway, not {gateways}", {"gateways": self.gateways}
-            )
+        for what, given in (("scaled", self.scaling), ("publishing", self.publishing)):
+            if given is not None and self.gateways != 1:
+                raise PydanticCustomError(
+                    "one_gateway", "a {what} service has one gateway, not {gateways}",
+                    {"what": what, "gateways": self.gateways},
+                )  # fmt: skip
         return self
 
 
@@ -121,6 +139,10 @@ _CONFIGS: dict[str, type[config.ComponentConfig]] = {
     "export": config.ExportConfig,
     "api": config.ScalingConfig,
     "lifecycle": config.LifecycleConfig,
+    "gate": config.GateConfig,
+    "entrypoint": config.EntrypointConfig,
+    "controller": config.ControllerConfig,
+    "affinity": config.AffinityConfig,
 }
 
 
@@ -199,16 +221,32 @@ class ClosedLoopModel(SpecModel):
     """Requests of a session; unlimited where only ``for_s`` ends it."""
 
 
+class AgentsModel(SpecModel):
+    """Episodes of agents: turns of one session, each with the whole conversation before it as its prompt."""
+
+    sessions: Crowd
+    """Episodes in all."""
+    at_once: Crowd | None = None
+    """Episodes open at a time; all by default."""
+    turns: Count
+    think_s: Seconds = 0.0
+    """From an answer to the next turn: the agent's tools. Drawn between half and one and a half times of it."""
+    late: Fraction01 = 0.0
+    """Of the episodes that are over, how many send one request more, which must be refused."""
+
+
 class ArrivalsModel(SpecModel):
     """When requests arrive: exactly one of these."""
 
     poisson: RateModel | None = None
     constant: RateModel | None = None
     closed_loop: ClosedLoopModel | None = None
+    agents: AgentsModel | None = None
+    """Needs a service with ``publishing``; ``prompt_tokens`` is then what a turn adds to the conversation."""
 
     @model_validator(mode="after")
     def _one(self) -> ArrivalsModel:
-        exactly_one(self, ("poisson", "constant", "closed_loop"), "arrivals")
+        exactly_one(self, ("poisson", "constant", "closed_loop", "agents"), "arrivals")
         return self
 
 
@@ -289,6 +327,12 @@ class WorkloadModel(SpecModel):
             if getattr(self, name) is None:
                 raise PydanticCustomError("needs", "'{name}' is missing; drawn arrivals need it", {"name": name})
         assert self.arrivals is not None
+        if self.arrivals.agents is not None:
+            if self.for_s is not None or self.requests is not None:
+                raise PydanticCustomError(
+                    "agents_end", "'for_s' and 'requests' do not go with agents; give them 'sessions' and 'turns'", {}
+                )
+            return self
         loop = self.arrivals.closed_loop
         if self.for_s is None and self.requests is None and (loop is None or loop.turns is None):
             raise PydanticCustomError("endless", "the workload never ends; give 'for_s' or 'requests'", {})

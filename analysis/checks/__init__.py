@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from analysis.checks.affinity import OneBackendASession, RouterEmptyAtTheEnd
 from analysis.checks.base import Check, CheckResult
 from analysis.checks.claims import GatewayCounts
 from analysis.checks.engines import (
@@ -14,6 +15,13 @@ from analysis.checks.engines import (
 )
 from analysis.checks.ledger import Ledger
 from analysis.checks.processes import EveryWaitEnds, NoCrash, NoUseAfterDeath
+from analysis.checks.publication_order import PublicationOrder
+from analysis.checks.publishing import (
+    NoUpdateUnderLease,
+    OneDeadline,
+    PoisonedGateAdmitsNothing,
+    TurnOfOneVersion,
+)
 from analysis.checks.requests import AnswerIsTheEngines, Converges, NothingLost, NothingTwice, UnexplainedFailures
 from analysis.checks.run import FaultsHit, NoAnomalies, NoLeaks, RunFinished
 from analysis.checks.scaling import (
@@ -21,6 +29,7 @@ from analysis.checks.scaling import (
     GroupsReleasedOnce,
     NeverAboveTarget,
     OneOperationAtATime,
+    OnlyIntegersAdmitted,
     OperationsEnd,
     ProtectedAlive,
     RanksAreNotReused,
@@ -54,10 +63,18 @@ INVARIANTS: tuple[type[Check], ...] = (
     GroupsReleasedOnce,
     RanksAreNotReused,
     NeverAboveTarget,
+    OnlyIntegersAdmitted,
     CleanMeansClean,
     OneOperationAtATime,
     SameKeySameOperation,
     OperationsEnd,
+    TurnOfOneVersion,
+    NoUpdateUnderLease,
+    PoisonedGateAdmitsNothing,
+    PublicationOrder,
+    OneDeadline,
+    OneBackendASession,
+    RouterEmptyAtTheEnd,
     GatewayCounts,
 )
 

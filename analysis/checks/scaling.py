@@ -105,8 +105,10 @@ class GroupsReleasedOnce(_PlacementCheck):
             return
         routable = event.data["routable"]
         for group in self.groups.open():
-            self.judged += 1
             replica = group.replica
+            if replica is not None and replica[0].rpartition("-")[0] != event.data["service"]:
+                continue
+            self.judged += 1
             if replica is None or not (self.groups.is_alive(replica) or self.groups.died_of_fault(replica)):
                 self.violation(f"group {group.id} is {group.state} and holds no replica", group.made_seq, event.seq)
             elif self.groups.is_alive(replica) and replica[0] not in routable:
@@ -326,6 +328,32 @@ class NeverAboveTarget(_PlacementCheck):
 
     def observed(self) -> str:
         return f"{self.judged} placement groups made, {self.violations} too many"
+
+
+class OnlyIntegersAdmitted(Check):
+    """A submission whose target is no integer is refused: it is neither admitted nor a no-op (scaling.md 1.2)."""
+
+    name = "only_integers_admitted"
+    expected = "422 for a target that is no integer"
+    needs = ("scale.answered",)
+
+    def __init__(self, ledger: Ledger) -> None:
+        super().__init__(ledger)
+        self._operators = Operators()
+
+    def handlers(self) -> dict[str, Handler]:
+        return {"scale.asked": self._operators.on_asked, "scale.answered": self._on_answered}
+
+    def _on_answered(self, event: Event) -> None:
+        asked = self._operators.on_answered(event)
+        if asked is None or asked.data["route"] not in _SUBMISSIONS:
+            return
+        self.judged += 1
+        if asked.data["target"] is None and event.data["status"] == 200:
+            self.violation(f"a target that is no integer was answered with {event.data['state']}", asked.seq, event.seq)
+
+    def observed(self) -> str:
+        return f"{self.judged} submissions, {self.violations} admitted that are no integer"
 
 
 class OneOperationAtATime(Check):

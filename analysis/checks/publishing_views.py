@@ -1,0 +1,63 @@
+"""What the checks of publications share: which actor is whose gate, entrypoint or replica, and calls to gates."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from protocol.evidence import Event
+
+UPDATE = "/update_weights_from_disk"
+GENERATE = "/generate"
+CONTINUE = "/continue_generation"
+
+
+class Place(NamedTuple):
+    """One entrypoint of one service; ``gate`` is empty where there is none."""
+
+    service: str
+    entrypoint: str
+    gate: str
+    replica: str
+
+
+class Fleet:
+    """Every entrypoint of a run, from ``publishing.deployed``."""
+
+    def __init__(self) -> None:
+        self.by_gate: dict[str, Place] = {}
+        self.by_entrypoint: dict[str, Place] = {}
+        self.by_replica: dict[str, Place] = {}
+        self.services: dict[str, list[Place]] = {}
+        self.controllers: dict[str, Event] = {}
+        """Controller to the event that says what its deadlines are."""
+
+    def deployed(self, event: Event) -> None:
+        service = event.data["service"]
+        for entrypoint, gate, replica in event.data["entrypoints"]:
+            place = Place(service, entrypoint, gate, replica)
+            self.by_entrypoint[entrypoint] = place
+            self.by_replica[replica] = place
+            if gate:
+                self.by_gate[gate] = place
+                self.services.setdefault(service, []).append(place)
+        self.controllers[event.data["controller"]] = event
+
+
+class GateCalls:
+    """The calls to gates that are under way: number to send."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+        self._open: dict[int, Event] = {}
+
+    def sent(self, event: Event) -> Place | None:
+        """The place of the gate that a call goes to, or None when it goes to no gate."""
+        place = self._fleet.by_gate.get(event.data["target"])
+        if place is not None:
+            self._open[event.data["call"]] = event
+        return place
+
+    def done(self, event: Event) -> tuple[Event, Place] | None:
+        """The send that a ``call.done`` ends, and where; None when it was to no gate."""
+        sent = self._open.pop(event.data["call"], None)
+        return None if sent is None else (sent, self._fleet.by_gate[sent.data["target"]])

@@ -1,0 +1,186 @@
+"""Agents at the edge: episodes of turns with tools in between, and a request too late now and then.
+
+An ordinary actor. Beside ``request.sent`` and ``request.done``, which every client emits, it records what an agent
+sees: which session and turn a request is, and which version its answer is stamped with.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+
+from protocol.errors import SeatrialError
+from protocol.evidence import observer
+from protocol.messages import GenerateRequest
+from protocol.ports import ActorHandle, backend
+from protocol.serving.entrypoint import TurnResult
+from scenarios.client import ClientReport, record_failure
+from scenarios.schema import WorkloadModel
+from scenarios.workloads.source import tokens
+
+_BLOCKS = 1 << 20  # ids of prefix blocks that a session has for itself
+_RETIRE_S = 30.0
+
+
+@observer
+class AgentClient:
+    """Runs one client's share of the episodes. An actor.
+
+    Args:
+        workload: of agents; ``clients`` of them share it.
+        number: of the workload in the scenario.
+        share: which of the clients this is, from 0.
+        seed: of the draws.
+        router: handle of the SessionAffinityRouter.
+        controller: handle of the RolloutController, told when an episode is over.
+        block_tokens: tokens of a prefix block of the engines.
+    """
+
+    def __init__(
+        self,
+        workload: WorkloadModel,
+        number: int,
+        share: int,
+        seed: int,
+        router: ActorHandle,
+        controller: ActorHandle,
+        block_tokens: int,
+    ) -> None:
+        self._workload = workload
+        self._number = number
+        self._share = share
+        self._seed = seed
+        self._router = router
+        self._controller = controller
+        self._block_tokens = block_tokens
+        self._sent = 0
+        self._answered = 0
+        self._emit: Callable[..., None]
+
+    async def start(self) -> None:
+        self._emit = backend().emit
+
+    async def run(self) -> ClientReport:
+        """Run every episode of this share to its end, and report."""
+        arrivals = self._workload.arrivals
+        assert arrivals is not None and arrivals.agents is not None
+        agents = arrivals.agents
+        sessions = iter(range(self._share, agents.sessions, self._workload.clients))
+        at_once = -(-(agents.at_once or agents.sessions) // self._workload.clients)
+        async with asyncio.TaskGroup() as group:
+            for worker in range(min(at_once, agents.sessions)):
+                group.create_task(self._work(worker, sessions), name=f"agent-{worker}")
+        return ClientReport(self._sent, self._answered)
+
+    async def _work(self, worker: int, sessions: Iterator[int]) -> None:
+        from sim.random import Streams  # the draws are the same in both worlds
+
+        streams = Streams(self._seed)
+        prefix = f"workload.{self._number}.{self._share}.{worker}."
+        assert self._workload.prompt_tokens is not None and self._workload.output_tokens is not None
+        added = tokens(self._workload.prompt_tokens, streams.stream(prefix + "prompt"))
+        output = tokens(self._workload.output_tokens, streams.stream(prefix + "output"))
+        draws = streams.stream(prefix + "agent")
+        for session in sessions:
+            await self._episode(session, added, output, draws.below)
+
+    async def _episode(
+        self, number: int, added: Callable[[], int], output: Callable[[], int], below: Callable[[int], int]
+    ) -> None:
+        arrivals = self._workload.arrivals
+        assert arrivals is not None and arrivals.agents is not None
+        agents = arrivals.agents
+        session = f"session-{self._number}-{number:06d}"
+        answered = 0
+        retired = False
+        prompt = 0
+        try:
+            for turn in range(agents.turns):
+                if turn and agents.think_s:
+                    await asyncio.sleep(agents.think_s * (500 + below(1001)) / 1000)
+                prompt += added()
+                generated = await self._turn(session, number, turn, prompt, output())
+                if generated is None:
+                    break
+                prompt += generated
+                answered += 1
+        finally:
+            retired = await self._retire(session)
+            self._emit(
+                "session.ended",
+                session=session,
+                service=self._workload.service,
+                turns=answered,
+                outcome="completed" if answered == agents.turns else "failed",
+                retired=retired,
+            )
+        if agents.late and below(1_000_000) < agents.late * 1_000_000:
+            await self._too_late(session, prompt, output())
+
+    async def _turn(self, session: str, number: int, turn: int, prompt: int, output: int) -> int | None:
+        """One turn; the tokens that it generated, or None when it failed."""
+        emit = self._emit
+        name = backend().new_id("req")
+        blocks = tuple(number * _BLOCKS + block for block in range(prompt // self._block_tokens))
+        workload = self._workload
+        request = GenerateRequest(name, prompt, output, workload.ignore_eos, blocks, session, workload.idempotent)
+        emit("turn.sent", request=name, session=session, service=workload.service, turn=turn)
+        emit("request.sent", request=name, prompt_tokens=prompt, max_new_tokens=output, idempotent=workload.idempotent)
+        self._sent += 1
+        try:
+            async with asyncio.timeout(workload.patience_s):
+                answer: TurnResult = await self._router.handle(request)
+        except SeatrialError as error:
+            status = int(error.fields.get("status", 0))
+            record_failure(emit, name, error.outcome.value, status, type(error).__name__, 1)
+            return None
+        except TimeoutError:
+            record_failure(emit, name, "unknown", 0, "GaveUp", 0)
+            return None
+        result = answer.result
+        emit(
+            "turn.done",
+            request=name,
+            session=session,
+            model_step=answer.model_step,
+            lease=result.request_id,
+            entrypoint=answer.entrypoint,
+            finish_reason=result.finish_reason,
+        )
+        emit(
+            "request.done",
+            request=name,
+            outcome="done",
+            status=200,
+            error="",
+            completion_tokens=result.completion_tokens,
+            version=result.weight_version,
+            replica=result.engine,
+            replica_inc=result.engine_incarnation,
+            attempts=result.attempts,
+        )
+        self._answered += 1
+        return result.completion_tokens
+
+    async def _retire(self, session: str) -> bool:
+        """Whatever became of the episode (A-I6). Whether it was acknowledged."""
+        try:
+            async with asyncio.timeout(_RETIRE_S):
+                await self._controller.retire_route_sessions((session,))
+            return True
+        except (SeatrialError, TimeoutError):
+            return False
+
+    async def _too_late(self, session: str, prompt: int, output: int) -> None:
+        """A tool that comes back after its episode: no router may serve it."""
+        name = backend().new_id("late")
+        request = GenerateRequest(name, max(prompt, 1), output, session_id=session, idempotent=False)
+        status, error = 200, ""
+        try:
+            async with asyncio.timeout(self._workload.patience_s):
+                await self._router.handle(request)
+        except SeatrialError as refused:
+            status, error = int(refused.fields.get("status", 0)), type(refused).__name__
+        except TimeoutError:
+            status, error = 0, "GaveUp"
+        self._emit("session.late", session=session, request=name, status=status, error=error)

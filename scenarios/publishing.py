@@ -1,0 +1,194 @@
+"""A service that publishes weights under live agents: its deployment, and the operator who publishes.
+
+Runs in the driver, in either world. The operator is an ordinary client at the edge, so that verdicts need not believe
+what components say of themselves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from typing import Any
+
+from protocol.errors import GatePoisoned, Outcome, SeatrialError
+from protocol.evidence import observer
+from protocol.messages import EngineAddress
+from protocol.ports import ActorHandle, backend
+from protocol.serving.affinity import AffinitySnapshot, SessionAffinityRouter
+from protocol.serving.barrier import Member
+from protocol.serving.controller import RolloutController
+from protocol.serving.entrypoint import Entrypoint
+from protocol.serving.gate import RequestGate
+from protocol.training.publication import WeightPublisher
+from scenarios.faults import PublishParams
+from scenarios.schema import PublishingModel, ServiceModel
+
+_ANSWER_S = 30.0
+_LOOK_S = 0.5
+
+
+@dataclasses.dataclass(slots=True)
+class Publishing:
+    """What a service has for its agents, once it is up."""
+
+    entrypoints: list[ActorHandle]
+    gates: list[ActorHandle]
+    controller: ActorHandle
+    router: ActorHandle
+    publisher: ActorHandle
+    operator: PublicationOperator
+
+    def actors(self) -> list[ActorHandle]:
+        """Every actor of it, who is asked first to stop first."""
+        return [self.publisher, self.router, self.controller, *self.entrypoints, *self.gates]
+
+
+async def deploy_publishing(
+    service: str,
+    spec: ServiceModel,
+    classes: dict[str, type],
+    addresses: list[EngineAddress],
+    homes: dict[str, str],
+    gateway: ActorHandle,
+    prober: ActorHandle,
+    exporter: ActorHandle,
+) -> Publishing:
+    """Start an entrypoint (and gate) before each replica, and who is over them; the first version is published.
+
+    Raises:
+        SeatrialError: an actor could not be spawned, or the first publication failed.
+    """
+    model = spec.publishing
+    assert model is not None
+    port = backend()
+    node = (await port.nodes())[0]
+    pairs = await asyncio.gather(
+        *(
+            _entrypoint(f"{service}-{number}", model, classes, address, homes[address.name], gateway)
+            for number, address in enumerate(addresses)
+        )
+    )
+    entrypoints = [entrypoint for entrypoint, _ in pairs]
+    gates = [gate for _, gate in pairs if gate is not None]
+    backends = tuple((address.name, entrypoint) for address, (entrypoint, _) in zip(addresses, pairs, strict=True))
+    router = await port.spawn(
+        classes.get("affinity", SessionAffinityRouter), model.affinity, backends, gateway,
+        name=f"affinity-{service}", node=node,
+    )  # fmt: skip
+    members = tuple(
+        Member(address.name, gate, entrypoint)
+        for address, (entrypoint, gate) in zip(addresses, pairs, strict=True)
+        if gate is not None
+    )
+    controller = await port.spawn(
+        classes.get("controller", RolloutController), model.controller, spec.admin, members, gateway, prober, router,
+        name=f"controller-{service}", node=node,
+    )  # fmt: skip
+    publisher = await port.spawn(
+        classes.get("publisher", WeightPublisher), spec.admin, controller, exporter,
+        name=f"publisher-{service}", node=node,
+    )  # fmt: skip
+    operator = PublicationOperator(service, publisher, router)
+    port.emit(
+        "publishing.deployed",
+        service=service,
+        entrypoints=[
+            [entrypoint.name, "" if gate is None else gate.name, address.name]
+            for address, (entrypoint, gate) in zip(addresses, pairs, strict=True)
+        ],
+        controller=controller.name,
+        router=router.name,
+        prepare_timeout_s=model.controller.prepare_timeout_s,
+        resume_timeout_s=model.controller.resume_timeout_s,
+    )
+    if gates:
+        await operator.publish(PublishParams(model_step=0))
+    return Publishing(entrypoints, gates, controller, router, publisher, operator)
+
+
+async def _entrypoint(
+    suffix: str,
+    model: PublishingModel,
+    classes: dict[str, type],
+    address: EngineAddress,
+    node: str,
+    gateway: ActorHandle,
+) -> tuple[ActorHandle, ActorHandle | None]:
+    port = backend()
+    gate = None
+    if model.gates:
+        gate = await port.spawn(classes.get("gate", RequestGate), model.gate, name=f"gate-{suffix}", node=node)
+    entrypoint = await port.spawn(
+        classes.get("entrypoint", Entrypoint), model.entrypoint, address, gateway, gate,
+        name=f"entrypoint-{suffix}", node=node,
+    )  # fmt: skip
+    return entrypoint, gate
+
+
+@observer
+class PublicationOperator:
+    """Publishes, and says at the end what the router still holds.
+
+    Args:
+        service: its name in the scenario.
+        publisher: handle of the WeightPublisher, waited for as long as it takes: its deadlines are what is tried.
+        router: handle of the SessionAffinityRouter.
+    """
+
+    def __init__(self, service: str, publisher: ActorHandle, router: ActorHandle) -> None:
+        self._service = service
+        self._publisher = publisher
+        self._router = router
+
+    async def publish(self, params: PublishParams) -> None:
+        """Publish a version, with further tries after failures that permit one. Failures are recorded."""
+        for attempt in range(params.attempts):
+            if attempt:
+                await asyncio.sleep(params.retry_s)
+            backend().emit("publication.asked", service=self._service, model_step=params.model_step)
+            failure: SeatrialError | None = None
+            try:
+                await self._publisher.publish(params.model_step)
+            except SeatrialError as error:
+                failure = error
+            backend().emit(
+                "publication.ended",
+                service=self._service,
+                model_step=params.model_step,
+                outcome=Outcome.DONE.value if failure is None else failure.outcome.value,
+                error="" if failure is None else type(failure).__name__,
+            )
+            if failure is None or isinstance(failure, GatePoisoned):
+                return
+
+    async def snapshot(self, within_s: float) -> None:
+        """Record what the router holds, once nothing is in flight there or the time is up."""
+        ends = asyncio.get_running_loop().time() + within_s
+        while True:
+            seen = await self._ask()
+            if seen is None:
+                return
+            in_flight = sum(one.in_flight for one in seen.backends)
+            if not in_flight or asyncio.get_running_loop().time() >= ends:
+                break
+            await asyncio.sleep(_LOOK_S)
+        backend().emit(
+            "affinity.snapshot",
+            service=self._service,
+            bindings=seen.bindings,
+            tombstones=seen.tombstones,
+            in_flight=in_flight,
+            assigned=sum(one.assigned for one in seen.backends),
+        )
+
+    async def _ask(self) -> AffinitySnapshot | None:
+        """None: a router of the user's own that has no snapshot, or one that does not answer."""
+        asked: Any = getattr(self._router, "snapshot", None)
+        if asked is None:
+            return None
+        try:
+            async with asyncio.timeout(_ANSWER_S):
+                seen: AffinitySnapshot = await asked()
+                return seen
+        except (SeatrialError, TimeoutError):
+            return None
