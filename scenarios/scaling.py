@@ -54,7 +54,8 @@ class ScaleOperator:
 
         An answer that was lost is asked for again only where a key makes that harmless.
         """
-        body: dict[str, Any] = {"num_replicas": params.num_replicas}
+        written = {"text": str(params.num_replicas), "float": float(params.num_replicas), "boolean": True}
+        body: dict[str, Any] = {"num_replicas": written.get(params.sent_as, params.num_replicas)}
         if params.timeout_s is not None:
             body["timeout_secs"] = params.timeout_s
         if params.idempotency_key is not None:
@@ -148,7 +149,7 @@ class ScaleOperator:
             route=route,
             direction=direction,
             operation=operation,
-            target=given.get("num_replicas"),
+            target=_count(given, "num_replicas"),
             key=given.get("idempotency_key"),
             timeout_s=given.get("timeout_secs"),
         )

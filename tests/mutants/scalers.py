@@ -160,6 +160,26 @@ class WindowSlides(_Api):
     registry_class = _Sliding
 
 
+class CoercesTargets(_Api):
+    """Takes "2", 2.0 and true for numbers of replicas."""
+
+    async def _submit(self, direction: Direction, given: dict[str, Any]) -> ApiReply:
+        return await super()._submit(direction, {**given, "num_replicas": int(float(given["num_replicas"]))})
+
+
+class ExcludesEverybody(ScaleApi):
+    """Admits one operation over all services."""
+
+    async def _submit(self, direction: Direction, given: dict[str, Any]) -> ApiReply:
+        storage = backend().storage
+        if await storage.list("scale-lock/"):
+            return ApiReply(409, {"error": "CONFLICT", "detail": "another service is scaled"})
+        reply = await super()._submit(direction, given)
+        if "request_id" in reply.body:
+            await storage.write(f"scale-lock/{reply.body['request_id']}", b"held")
+        return reply
+
+
 class _ByDirection(ScaleRegistry):
     def _decide(self, direction: Direction, model: str, *rest: Any) -> Decision:
         busy = self._unresolved.get(model)
@@ -446,6 +466,8 @@ MUTANTS = (
     _api("no-op recomputed", "M28b", ForgetsNoOps, "scale_keys", _KEYS),
     _api("time-out not in the fingerprint", "M28c", FingerprintWithoutTimeout, "scale_keys", _KEYS),
     _api("one namespace of keys", "M28d", KeysOfBothDirections, "scale_keys", _KEYS),
+    _api("targets coerced", "M23", CoercesTargets, "scale_careless", "only_integers_admitted"),
+    _api("one exclusion for all", "M29a", ExcludesEverybody, "scale_two_services", "reached"),
     _api("exclusion by direction", "M29b", ExcludesByDirection, "scale_both_ways", "one_operation_at_a_time"),
     _api("dirty is free", "M29c", FreesWhatIsDirty, "scale_parked_then_out", "one_operation_at_a_time"),
     _api("handed over once", "H1", WatchesOnlyWhatWasAnswered, "scale_lost_handover", "operations_end"),

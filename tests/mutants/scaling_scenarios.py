@@ -31,8 +31,8 @@ def _scenario(
     return (
         f"name: mutant_{name}\nsummary: {json.dumps(summary)}\n"
         "topology:\n  nodes: 1\n  gpus_per_node: 8\n  services:\n    chat:\n"
-        f"      initial_replicas: {initial}\n      engine: tiny-cpu\n{service}"
-        f"      scaling: {{api: {{{api}}}, lifecycle: {{{lifecycle}}}}}\n"
+        f"      initial_replicas: {initial}\n      engine: tiny-cpu\n"
+        f"      scaling: {{api: {{{api}}}, lifecycle: {{{lifecycle}}}}}\n{service}"
         f"workload:{workload}  for_s: {for_s}\nsteps:{steps}\nacceptance:{acceptance}\n{limits}"
     )
 
@@ -266,6 +266,28 @@ SCALING_SCENARIOS: dict[str, str] = {
         service="      health: {interval_s: 600, sync_interval_s: 600, slots: 1}\n",
         limits="limits: {time_limit_s: 200000, converge_within_s: 20}\n",
         acceptance="\n- occurs: {event: scale.answered, where: {state: NOOP}, at_least: 1}\n",
+    ),
+    "scale_careless": _scenario(
+        "scale_careless",
+        "Clients send a target as text, as a float and as true: nothing is admitted, and no key is used up.",
+        steps="".join(
+            f"\n- {{at_s: {1 + number}, do: scale_out, with: "
+            f"{{num_replicas: 2, idempotency_key: k, attempts: 1, sent_as: {sent_as}}}}}"
+            for number, sent_as in enumerate(("text", "float", "boolean", "integer"))
+        ),
+        for_s=12,
+        acceptance="\n- reached: {state: ACTIVE, within_s: 30}\n",
+    ),
+    "scale_two_services": _scenario(
+        "scale_two_services",
+        "Two services are scaled at once: neither waits for the other.",
+        steps="""
+- {at_s: 1, do: scale_out, with: {service: chat, num_replicas: 2}}
+- {at_s: 2, do: scale_out, with: {service: draw, num_replicas: 2}}
+""",
+        for_s=10,
+        service="    draw:\n      {initial_replicas: 1, engine: tiny-cpu, scaling: {}}\n",
+        acceptance="\n- reached: {state: ACTIVE, nth: 2, within_s: 30}\n",
     ),
     "scale_both_ways": _scenario(
         "scale_both_ways",
