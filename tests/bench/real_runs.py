@@ -58,8 +58,11 @@ def one(scenario: str, engine: str, folder: pathlib.Path, options: tuple[str, ..
         "exit_code": ran.returncode,
         "seconds": round(took_s, 1),
         "rows": {f"{row['name']} ({row['group']})": row["result"] for row in rows},
-        "undecided": [f"{row['name']}: {row['explain'] or row['observed']}" for row in rows
-                      if row["result"] != "pass" and row["applicable"]],
+        "undecided": [
+            f"{row['name']}: {row['explain'] or row['observed']}"
+            for row in rows
+            if row["result"] != "pass" and row["applicable"]
+        ],
         "left": left,
         "stderr": ran.stderr[-2000:],
     }
