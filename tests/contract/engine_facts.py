@@ -293,7 +293,7 @@ async def fact_a_load_changes_version_and_name(stage: Stage) -> None:
 async def fact_a_load_waits_for_what_is_in_flight(stage: Stage) -> None:
     """A load without a pause waits for what is in flight; a request sent meanwhile waits and gets the new version."""
     path = await stage.export("1002")
-    first = stage.start(1.5)
+    first = stage.start(4.0)
     await asyncio.sleep(0.4)
     old = (await stage.page("/model_info"))["weight_version"]
     load = stage.task(stage.load(path, "1002"))
@@ -320,7 +320,7 @@ async def fact_a_load_during_retract_is_clean(stage: Stage) -> None:
     """Paused by retract, a load with a flush succeeds at once; the output has a span of each version."""
     path = await stage.export("1004")
     old = (await stage.page("/model_info"))["weight_version"]
-    task = stage.start(1.5)
+    task = stage.start(4.0)
     await asyncio.sleep(0.5)
     await stage.pause("retract")
     reply, _ = await stage.load(path, "1004")
@@ -330,7 +330,7 @@ async def fact_a_load_during_retract_is_clean(stage: Stage) -> None:
     result = await task
     assert [span.version for span in result.spans] == [old, "1004"]
     assert result.spans[0].start == 0 and result.spans[0].end == result.spans[1].start
-    assert result.spans[1].end == result.completion_tokens == stage.lasting(1.5)
+    assert result.spans[1].end == result.completion_tokens == stage.lasting(4.0)
     assert result.num_retractions == 1
 
 
@@ -338,7 +338,7 @@ async def fact_a_load_in_place_keeps_the_cache(stage: Stage) -> None:
     """Paused in place, a load without a flush succeeds; the output has a span of each version."""
     path = await stage.export("1005")
     old = (await stage.page("/model_info"))["weight_version"]
-    task = stage.start(1.5)
+    task = stage.start(4.0)
     await asyncio.sleep(0.5)
     await stage.pause("in_place")
     reply, _ = await stage.load(path, "1005", flush_cache=False)
@@ -352,7 +352,7 @@ async def fact_a_refused_flush_has_changed_the_weights(stage: Stage) -> None:
     """Paused in place, a load with a flush is 400; tokens are of the new version all the same; /model_info is not."""
     path = await stage.export("1006")
     old = await stage.page("/model_info")
-    task = stage.start(1.5)
+    task = stage.start(4.0)
     await asyncio.sleep(0.5)
     await stage.pause("in_place")
     reply, _ = await stage.load(path, "1006")
@@ -465,7 +465,7 @@ async def fact_connecting_is_refused_while_it_starts(stage: Stage) -> None:
 
 async def fact_sigterm_lets_go_slowly(stage: Stage) -> None:
     """After SIGTERM /health is 503 at once, requests go on, new ones are taken; gone at a 5 s poll that finds none."""
-    first = stage.start(1.5)
+    first = stage.start(4.0)
     await asyncio.sleep(0.3)
     began = stage.now
     await stage.hands.sigterm(stage.backend, stage.address.name)
@@ -473,7 +473,7 @@ async def fact_sigterm_lets_go_slowly(stage: Stage) -> None:
     assert (await stage.client.get("/health"))[0] == 503
     assert stage.now - began < 1.0
     assert (await stage.client.generate(stage.request())).finish_reason == "length"
-    assert (await first).completion_tokens == stage.lasting(1.5)
+    assert (await first).completion_tokens == stage.lasting(4.0)
     assert await gone(stage, 14.0)
     took = stage.now - began
     assert 4.5 < took < 8.5, took
