@@ -423,7 +423,7 @@ _declare("proxy.changed", "component", "What the proxy is believed to have.", ur
 
 # --- the autoscaler ---
 _declare("autoscaler.deployed", "world", "An autoscaler looks after a service from now on.", service="str: name",
-        api="str: actor that stands for the service's control API; what is asked of it is the autoscaler's",
+        scaler="str: its actor", api="str: actor that stands for the service's control API; what is asked of it is the autoscaler's",
         min_engines="int: floor", max_engines="int: ceiling", out_cooldown_s="float: after a scale-out", in_cooldown_s="float: after a scale-in",
         metrics_interval_s="float: between two frames", evaluation_interval_s="float: between two evaluations",
         out_duration_s="float: a scale-out condition must hold", in_duration_s="float: the scale-in conditions must hold")

@@ -85,6 +85,8 @@ class LoadClient:
         """
         from sim.random import Streams  # the draws are the same in both worlds
 
+        if self._workload.from_s:
+            await asyncio.sleep(self._workload.from_s)
         streams = Streams(self._seed)
         prefix = f"workload.{self._number}."
         stream = lambda name: streams.stream(prefix + name)  # noqa: E731

@@ -18,6 +18,7 @@ from protocol.serving.health import HealthProber
 from protocol.serving.recovery import Recovery
 from protocol.training.checkpoint import Exporter
 from scenarios.agents import AgentClient
+from scenarios.autoscaling import Autoscaling, deploy_autoscaling
 from scenarios.client import LoadClient
 from scenarios.load import Scenario, load_class
 from scenarios.publishing import Publishing, deploy_publishing
@@ -56,6 +57,7 @@ class Service:
     replicas: list[str]
     operator: ScaleOperator | None = None
     publishing: Publishing | None = None
+    autoscaling: Autoscaling | None = None
 
 
 def homes(topology: TopologyModel) -> dict[str, str]:
@@ -119,7 +121,12 @@ async def _deploy_service(name: str, spec: ServiceModel, placed: dict[str, str],
         publishing = await deploy_publishing(
             name, spec, classes, addresses, placed, cell.gateway, cell.prober, exporter
         )  # fmt: skip
-    return Service(name, cells, exporter, trainer, replicas, operator, publishing)
+    autoscaling = None
+    if spec.scaling is not None and spec.scaling.autoscaler is not None and cell.scale_api is not None:
+        autoscaling = await deploy_autoscaling(
+            name, spec.scaling.autoscaler, classes.get("autoscaler"), cell.scale_api
+        )  # fmt: skip
+    return Service(name, cells, exporter, trainer, replicas, operator, publishing, autoscaling)
 
 
 async def _deploy_cell(
@@ -246,6 +253,8 @@ async def stop_components(services: Iterable[Service]) -> None:
     """End the background work of every component."""
     stops: list[Awaitable[Any]] = []
     for service in services:
+        if service.autoscaling is not None:
+            stops.append(service.autoscaling.stop())
         for cell in service.cells:
             parts = (cell.scale_api, cell.prober, cell.admin, cell.recovery, cell.manager, cell.gateway)
             stops += [_ask(part, "stop", None) for part in parts if part is not None]
@@ -262,6 +271,8 @@ async def take_down(services: Iterable[Service], clients: Iterable[ActorHandle])
     port = backend()
     handles = list(clients)
     for service in services:
+        if service.autoscaling is not None:
+            handles += await service.autoscaling.actors()
         if service.operator is not None:
             await service.operator.take_down()
         for cell in service.cells:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from protocol.errors import SeatrialError
+from scenarios.autoscaling import all_over
 from scenarios.client import ClientReport
 from scenarios.deploy import Service, all_routable, deploy, spawn_clients, stop_components, take_down
 from scenarios.faults import AdminParams, ExportParams, PublishParams, ReconcileParams, ScaleInParams, ScaleOutParams
@@ -80,6 +81,9 @@ async def conduct(
         task.add_done_callback(lambda done: verbs.pop(done, None))
 
     stage.told_driver(listen)
+    scalers = [service.autoscaling for service in services.values() if service.autoscaling is not None]
+    for scaler in scalers:
+        await scaler.begin()
     progress.phase = "workload"
     injector.begin()
     reports = tuple(await asyncio.gather(*(client.run() for client in clients)))
@@ -90,6 +94,8 @@ async def conduct(
     injector.end()
     progress.phase = "converge"
     await asyncio.gather(*verbs)
+    if scalers:
+        await _until(lambda: all_over(scalers), limits.converge_within_s)
     await _until(lambda: all_routable(services.values()), limits.converge_within_s)
     for service in services.values():
         if service.operator is not None:

@@ -7,6 +7,7 @@ driver, in either world.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from typing import Any
 
 from protocol.errors import HttpError, SeatrialError
@@ -112,10 +113,10 @@ class ScaleOperator:
             when=when,
             initial=list(self._initial),
             routable=[] if routed is None else list(routed),
-            current=_count(body, "current"),
-            ready=_count(body, "ready"),
-            occupied=_count(body, "occupied"),
-            pending_cleanup=_count(body, "pending_cleanup"),
+            current=count_in(body, "current"),
+            ready=count_in(body, "ready"),
+            occupied=count_in(body, "occupied"),
+            pending_cleanup=count_in(body, "pending_cleanup"),
             groups=sum(state != "REMOVED" for state in table.values()),
         )
 
@@ -149,7 +150,7 @@ class ScaleOperator:
             route=route,
             direction=direction,
             operation=operation,
-            target=_count(given, "num_replicas"),
+            target=count_in(given, "num_replicas"),
             key=given.get("idempotency_key"),
             timeout_s=given.get("timeout_secs"),
         )
@@ -164,9 +165,9 @@ class ScaleOperator:
             code=str(answer.get("error", "")),
             operation=str(answer.get("request_id") or ""),
             state=str(answer.get("status", "")),
-            cleanup=_cleanup(answer) if route in ("status", "reconcile") else "unknown",
-            current=_count(answer, "current"),
-            ready=_count(answer, "ready"),
+            cleanup=cleanup_in(answer) if route in ("status", "reconcile") else "unknown",
+            current=count_in(answer, "current"),
+            ready=count_in(answer, "ready"),
         )
         return reply
 
@@ -184,13 +185,14 @@ def _is_over(direction: Direction, answer: dict[str, Any]) -> bool:
     return answer.get("status") in TERMINAL[direction] and answer.get("cleanup_required") is False
 
 
-def _cleanup(answer: dict[str, Any]) -> str:
+def cleanup_in(answer: Mapping[str, Any]) -> str:
     """The three-state reading of scaling.md 2.6."""
     flag = answer.get("cleanup_required")
     return ("true" if flag else "false") if isinstance(flag, bool) else "unknown"
 
 
-def _count(answer: dict[str, Any], name: str) -> int | None:
+def count_in(answer: Mapping[str, Any], name: str) -> int | None:
+    """A count as the API gives it; None where it gives none."""
     value = answer.get(name)
     return value if type(value) is int else None
 

@@ -11,6 +11,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, fie
 from pydantic_core import PydanticCustomError
 
 from protocol import config
+from protocol.scaling.policy import AutoscalerConfig
 from scenarios.fields import (
     Bandwidth,
     Count,
@@ -35,8 +36,8 @@ from scenarios.steps import StepModel
 # --- topology ---
 
 
-COMPONENTS = ("gateway", "health", "recovery", "exporter", "admin", "trainer", "scale_manager", "scale_api", "gate",
-              "entrypoint", "controller", "affinity", "publisher")  # fmt: skip
+COMPONENTS = ("gateway", "health", "recovery", "exporter", "admin", "trainer", "scale_manager", "scale_api",
+              "autoscaler", "gate", "entrypoint", "controller", "affinity", "publisher")  # fmt: skip
 """Names under ``components``: a class of the user's own in place of ours, ``module:Class``."""
 
 
@@ -78,8 +79,10 @@ class ScalingModel(SpecModel):
 
     api: config.ScalingConfig = config.ScalingConfig()
     lifecycle: config.LifecycleConfig = config.LifecycleConfig()
+    autoscaler: AutoscalerConfig | None = None
+    """Decides on scale-outs and scale-ins from the metrics of the replicas, from the start of the workload on."""
 
-    _keys = field_validator("api", "lifecycle", mode="before")(_known_config_keys)
+    _keys = field_validator("api", "lifecycle", "autoscaler", mode="before")(_known_config_keys)
 
 
 class PublishingModel(SpecModel):
@@ -130,6 +133,16 @@ class ServiceModel(SpecModel):
                 )  # fmt: skip
         return self
 
+    @model_validator(mode="after")
+    def _floor(self) -> ServiceModel:
+        scaler = None if self.scaling is None else self.scaling.autoscaler
+        if scaler is not None and scaler.min_engines < self.initial_replicas:
+            raise PydanticCustomError(
+                "floor", "autoscaler.min_engines {low} is below initial_replicas {initial}, which nobody may remove",
+                {"low": scaler.min_engines, "initial": self.initial_replicas},
+            )  # fmt: skip
+        return self
+
 
 _CONFIGS: dict[str, type[config.ComponentConfig]] = {
     "gateway": config.GatewayConfig,
@@ -139,6 +152,7 @@ _CONFIGS: dict[str, type[config.ComponentConfig]] = {
     "export": config.ExportConfig,
     "api": config.ScalingConfig,
     "lifecycle": config.LifecycleConfig,
+    "autoscaler": AutoscalerConfig,
     "gate": config.GateConfig,
     "entrypoint": config.EntrypointConfig,
     "controller": config.ControllerConfig,
@@ -299,8 +313,10 @@ class WorkloadModel(SpecModel):
     arrivals: ArrivalsModel | None = None
     prompt_tokens: TokensModel | None = None
     output_tokens: TokensModel | None = None
+    from_s: Seconds = 0.0
+    """The workload begins so long after the start of the run's workload."""
     for_s: SomeSeconds | None = None
-    """Drawn arrivals end at this time."""
+    """Drawn arrivals end so long after they began."""
     requests: Count | None = None
     """Drawn arrivals end after this many."""
     clients: Crowd = 1
