@@ -1,4 +1,4 @@
-"""A gateway that is known to be wrong. Every sweep runs it once: if nobody notices, the sweep proves nothing."""
+"""A gateway and an entrypoint that are known to be wrong. Every sweep runs it once: if nobody notices, the sweep proves nothing."""
 
 from __future__ import annotations
 
@@ -6,10 +6,15 @@ import dataclasses
 
 from protocol.messages import GenerateRequest, GenerateResult
 from protocol.ports import data_call
+from protocol.serving.entrypoint import Entrypoint, TurnResult
 from protocol.serving.gateway import Gateway
 
 CAUGHT_BY = "answer_is_the_engines"
 """The check that must fail."""
+
+
+COMPONENTS = {"gateway": "scenarios.canary:CanaryGateway", "entrypoint": "scenarios.canary:CanaryEntrypoint"}
+"""What stands in the place of ours; requests go through the one, turns of agents through the other."""
 
 
 class CanaryGateway(Gateway):
@@ -20,3 +25,14 @@ class CanaryGateway(Gateway):
         """As the gateway, but for the count."""
         result = await super().generate(request)
         return dataclasses.replace(result, completion_tokens=result.completion_tokens + 1)
+
+
+class CanaryEntrypoint(Entrypoint):
+    """Tells the agent of one token more than the engine made."""
+
+    @data_call
+    async def generate(self, request: GenerateRequest) -> TurnResult:
+        """As the entrypoint, but for the count."""
+        turn = await super().generate(request)
+        told = dataclasses.replace(turn.result, completion_tokens=turn.result.completion_tokens + 1)
+        return dataclasses.replace(turn, result=told)

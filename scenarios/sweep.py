@@ -190,9 +190,7 @@ def _sweep(
 def check_canary(scenario: Scenario, seed: int, hang_after_s: float | None = None) -> str:
     """Run a gateway that is known to be wrong. Returns what is the matter when its check does not fail."""
     services = {
-        name: service.model_copy(
-            update={"components": {**service.components, "gateway": "scenarios.canary:CanaryGateway"}}
-        )
+        name: service.model_copy(update={"components": {**service.components, **canary.COMPONENTS}})
         for name, service in scenario.model.topology.services.items()
     }
     topology = scenario.model.topology.model_copy(update={"services": services})

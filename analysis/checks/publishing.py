@@ -249,7 +249,15 @@ class OneDeadline(Check):
         self._longest_ns = 0
 
     def handlers(self) -> dict[str, Handler]:
-        return {"publishing.deployed": self._fleet.deployed, "call.sent": self._on_sent, "call.done": self._on_done}
+        return {
+            "publishing.deployed": self._fleet.deployed,
+            "call.sent": self._on_sent,
+            "call.fate": self._on_fate,
+            "call.done": self._on_done,
+        }
+
+    def _on_fate(self, event: Event) -> None:
+        self._open.pop(event.data["call"], None)  # the network kept the answer back: its time says nothing
 
     def _on_sent(self, event: Event) -> None:
         data = event.data

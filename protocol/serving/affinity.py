@@ -15,7 +15,7 @@ import asyncio
 from collections.abc import Iterable
 
 from protocol.config import AffinityConfig
-from protocol.errors import HttpError, Outcome, ReadTimeout
+from protocol.errors import ActorDied, HttpError, NetworkError, Outcome, ReadTimeout
 from protocol.messages import GenerateRequest, message
 from protocol.ports import ActorHandle, backend, data_call
 from protocol.serving.entrypoint import TurnResult
@@ -43,7 +43,7 @@ class AffinitySnapshot:
 
 
 class _Backend:
-    __slots__ = ("name", "handle", "healthy", "in_flight", "assigned")
+    __slots__ = ("name", "handle", "healthy", "in_flight", "assigned", "suspect_until")
 
     def __init__(self, name: str, handle: ActorHandle) -> None:
         self.name = name
@@ -51,6 +51,7 @@ class _Backend:
         self.healthy = True
         self.in_flight = 0
         self.assigned = 0
+        self.suspect_until = 0.0
 
 
 class SessionAffinityRouter:
@@ -110,6 +111,9 @@ class SessionAffinityRouter:
             async with asyncio.timeout(self._config.forward_timeout_s):
                 result: TurnResult = await target.handle.generate(request)
                 return result
+        except (NetworkError, ActorDied):
+            target.suspect_until = _now() + self._config.suspect_s
+            raise
         except TimeoutError:
             waited = self._config.forward_timeout_s
             raise ReadTimeout(f"{name} did not answer {request.request_id} within {waited} s") from None
@@ -138,7 +142,9 @@ class SessionAffinityRouter:
         healthy = [one for one in self._backends.values() if one.healthy]
         if not healthy:
             raise _refused(503, f"none of {len(self._backends)} backends is healthy")
-        chosen = min(healthy, key=lambda one: (one.in_flight, one.assigned))  # the first of equals, by age
+        now = _now()
+        trusted = [one for one in healthy if one.suspect_until <= now] or healthy
+        chosen = min(trusted, key=lambda one: (one.in_flight, one.assigned))  # the first of equals, by age
         chosen.assigned += 1
         self._bindings[session] = chosen.name
         backend().emit("affinity.bound", session=session, target=chosen.name, assigned=chosen.assigned)

@@ -126,6 +126,20 @@ def test_nothing_is_replayed_and_counts_come_back() -> None:
     run(body)
 
 
+def test_a_backend_that_fails_at_once_attracts_no_new_session() -> None:
+    async def body(world: FakeBackend) -> None:
+        fleet = await routed(world, 2, AffinityConfig(suspect_s=10))
+        assert (await fleet.turn("a")).result.engine == "e-0"
+        fleet.servers[0].fail_next = [ActorDied("x")]
+        await raised(fleet.turn("a"))
+        assert {(await fleet.turn(s)).result.engine for s in ("b", "c", "d")} == {"e-1"}
+        assert (await fleet.turn("a")).result.engine == "e-0"  # a bound session stays
+        await asyncio.sleep(11)
+        assert (await fleet.turn("e")).result.engine == "e-0"
+
+    run(body)
+
+
 def test_it_follows_the_gateway() -> None:
     async def body(world: FakeBackend) -> None:
         from protocol.serving.affinity import SessionAffinityRouter
