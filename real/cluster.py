@@ -10,6 +10,7 @@ import contextlib
 import importlib.metadata
 import os
 import pathlib
+import secrets
 import signal
 from typing import Any, Final
 
@@ -46,21 +47,24 @@ def folder_problem(folder: str) -> str:
     return ""
 
 
-def environment(run: str, folder: str) -> dict[str, str]:
+def environment(run: str, folder: str, *, own_cluster: bool) -> dict[str, str]:
     """Variables that Ray's daemons and everything below them must inherit.
 
     Args:
         run: the mark of the run's processes.
         folder: of the run; Ray's files go there.
+        own_cluster: the run starts its own Ray, whose daemons listen on the machine's address: nobody without the run's
+            secret may use them. It lies in no file. To another's Ray the operator has a key, or needs none.
     """
     path = [str(ROOT), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    secret = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)} if own_cluster else {}
     return {
         MARK: run,
         "PYTHONPATH": os.pathsep.join(dict.fromkeys(path)),
         "RAY_TMPDIR": folder,
-        "RAY_AUTH_MODE": "disabled",  # else Ray writes a token file under the home folder
         "RAY_USAGE_STATS_ENABLED": "0",
         "SPT_NOENV": "1",  # a title that overwrites the environment would hide the mark
+        **secret,
     }
 
 

@@ -91,7 +91,10 @@ def run_in_real(
     warden = Warden(run, folder)
     problems: list[str] = []
     try:
-        with _environment(run, folder), _ray_talking_to(pathlib.Path(folder, "logs", "ray.log")):
+        with (
+            _environment(run, folder, own_cluster=not plan.ray),
+            _ray_talking_to(pathlib.Path(folder, "logs", "ray.log")),
+        ):
             end, problems = _live(plan, seed, run, folder, warden.sweep, watch)
         merged = _merged(pathlib.Path(folder), end)
         _keep_logs(pathlib.Path(folder), directory.path / "logs")
@@ -244,12 +247,12 @@ def _keep(content: bytes, path: pathlib.Path) -> None:
 
 
 @contextlib.contextmanager
-def _environment(run: str, folder: str) -> Iterator[None]:
+def _environment(run: str, folder: str, *, own_cluster: bool) -> Iterator[None]:
     """The variables of Ray's daemons, in this process as long as it may start some."""
     from real.cluster import environment
 
     before = dict(os.environ)
-    os.environ.update(environment(run, folder))
+    os.environ.update(environment(run, folder, own_cluster=own_cluster))
     try:
         yield
     finally:

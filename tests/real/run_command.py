@@ -27,7 +27,7 @@ workload:
   service: chat
   arrivals: {constant: {rate_per_s: 10}}
   prompt_tokens: {fixed: 40}
-  output_tokens: {fixed: 100}
+  output_tokens: {fixed: 300}
   for_s: 6
 steps:
   - {at_s: 2, do: sigkill, target: busiest_replica}

@@ -92,7 +92,7 @@ class TestTwoNodes:
         from real.warden import Sweeper
 
         run = f"test-{os.getpid()}-{time.monotonic_ns()}"
-        variables = cluster_environment(run, str(folder))
+        variables = cluster_environment(run, str(folder), own_cluster=True)
         code = BODY.format(root=str(ROOT), variables=variables, run=run, body=body, folder=str(folder))
         try:
             ran = subprocess.run(

@@ -179,8 +179,9 @@ def _listening(pids: set[int]) -> list[tuple[str, int]]:
 
 
 @pytest.fixture
-def other_cluster(temporary: str) -> Iterator[str]:
+def other_cluster(temporary: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """The address of a Ray of two nodes that is not the run's to end."""
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")  # of the cluster and of whoever uses it
     with tempfile.TemporaryDirectory(prefix="other") as folder:
         os.mkdir(os.path.join(folder, "ray"))
         code = (
