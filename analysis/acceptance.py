@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
-from analysis.checks import engines, requests, run
+from analysis.checks import autoscaler_criteria, engines, requests, run
 from analysis.checks.base import Check
 from analysis.checks.criteria import (
     AnsweredFraction,
@@ -58,6 +58,9 @@ CRITERIA: dict[str, Entry] = {
         TurnsAtVersions,
         SessionsAcrossUpdates,
         DistinctWeights,
+        autoscaler_criteria.Decided,
+        autoscaler_criteria.CapacityReturned,
+        autoscaler_criteria.Reversals,
     )
 }
 """Every criterion by name."""

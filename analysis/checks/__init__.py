@@ -3,6 +3,13 @@
 from __future__ import annotations
 
 from analysis.checks.affinity import OneBackendASession, RouterEmptyAtTheEnd
+from analysis.checks.autoscaler import (
+    AutoscalerCooldown,
+    AutoscalerKeepsBounds,
+    AutoscalerOneRequest,
+    AutoscalerSustained,
+    NoBlindScaleIn,
+)
 from analysis.checks.base import Check, CheckResult
 from analysis.checks.claims import GatewayCounts
 from analysis.checks.engines import (
@@ -75,6 +82,11 @@ INVARIANTS: tuple[type[Check], ...] = (
     OneDeadline,
     OneBackendASession,
     RouterEmptyAtTheEnd,
+    AutoscalerKeepsBounds,
+    AutoscalerCooldown,
+    AutoscalerOneRequest,
+    NoBlindScaleIn,
+    AutoscalerSustained,
     GatewayCounts,
 )
 

@@ -94,6 +94,8 @@ class ServiceState:
     last_error: str = ""
     accepted: int = 0
     seen_frame_s: float | None = None
+    changed_s: float = float("-inf")
+    """When an operation was last found to be over: what was observed before shows another number of replicas."""
     busy: bool = False
     """An evaluation is under way."""
 
@@ -246,6 +248,8 @@ class ScaleRequests:
         request.error_message = error
         request.completed_at = backend().wall_time()
         self._state.pending.remove(request)
+        if request.request_id is not None:
+            self._state.changed_s = asyncio.get_running_loop().time()
         self._state.history.append(request)
         self._emit(request, "closed")
 

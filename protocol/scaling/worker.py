@@ -79,7 +79,7 @@ class Worker:
             state.seen_frame_s = frame.taken_s
         await self._requests.follow(config.scale_out_request_timeout_secs)
         current = self.current(frame)
-        choice = decide(config, self._rules, frame, state.streaks, self._situation(current))
+        choice = decide(config, self._rules, frame, state.streaks, self._situation(current, frame))
         if not self.deciding or self._retired:
             return
         state.last_choice = choice
@@ -94,15 +94,16 @@ class Worker:
         coming = sum(r.delta for r in self._state.pending if r.action == "scale_out" and not r.resolved)
         return (frame.num_engines if known is None else known) + coming
 
-    def _situation(self, current: int) -> Situation:
+    def _situation(self, current: int, frame: Frame) -> Situation:
         request = self._state.open_request()
+        old = "" if frame.taken_s > self._state.changed_s else "nothing was observed since an operation ended"
         return Situation(
             now_s=asyncio.get_running_loop().time(),
             current=current,
             last_action=self._state.last_action,
             last_action_s=self._state.last_action_s,
             open_request=None if request is None else request.name,
-            refusal=self._collector.refusal,
+            refusal=self._collector.refusal or old,
         )
 
     def _emit(self, choice: Choice, frame: Frame, current: int) -> None:
