@@ -129,7 +129,8 @@ class RanksAreNotReused(_PlacementCheck):
 
     def __init__(self, ledger: Ledger) -> None:
         super().__init__(ledger)
-        self._entering: Process | None = None
+        self._entered: dict[str, int] = {}  # replica -> newest incarnation that entered a group
+        self._outside: dict[Process, Event] = {}  # starts that are not known to be in a group yet
 
     def own(self) -> dict[str, Handler]:
         return {"placement.entered": self._on_entered, "actor.spawned": self._on_spawned}
@@ -137,23 +138,31 @@ class RanksAreNotReused(_PlacementCheck):
     def _on_entered(self, event: Event) -> None:
         name = event.data["process"]
         self.judged += 1
-        self._entering = (name, event.data["process_inc"])
+        self._entered[name] = event.data["process_inc"]
+        self._outside.pop((name, event.data["process_inc"]), None)
         old = self.groups.of_replica.get(name)
         if old is not None and old.id != event.data["group"]:
             self.violation(f"{name} had group {old.id} and starts in {event.data['group']}", old.made_seq, event.seq)
 
     def _on_spawned(self, event: Event) -> None:
         group = self.groups.of_replica.get(event.actor)
-        entered, self._entering = self._entering, None
         if group is None or event.data["role"] != "engine":
             return
         self.judged += 1
-        if group.state == "REMOVED" or entered != (event.actor, event.inc):
+        if group.state == "REMOVED":
             self.violation(
-                f"{event.actor}/{event.inc} starts again outside of its group {group.id}, which is {group.state}",
+                f"{event.actor}/{event.inc} starts again, and its group {group.id} is REMOVED",
                 group.made_seq,
                 event.seq,
             )
+        elif self._entered.get(event.actor) != event.inc:
+            # Two processes tell of it, and which one comes first is not the same in both worlds.
+            self._outside[event.actor, event.inc] = event
+
+    def conclude(self) -> None:
+        for (name, inc), event in self._outside.items():
+            group = self.groups.of_replica[name]
+            self.violation(f"{name}/{inc} starts again outside of its group {group.id}", group.made_seq, event.seq)
 
     def observed(self) -> str:
         return f"{self.judged} starts, {self.violations} of a rank that was over"
