@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
@@ -13,6 +14,7 @@ from analysis.checks.base import CheckResult
 from analysis.verdict import Verdict
 from scenarios.console import Shell
 from scenarios.load import Scenario
+from scenarios.orchestrate import Progress
 from scenarios.runner import TraceFacts, run_in_sim
 
 ROWS = (
@@ -68,3 +70,30 @@ def test_the_summary_tells_what_was_not_done_and_passed_over(
     Shell(True).ran(small(), 5, ran, facts, "again")
     told = json.loads(capsys.readouterr().out)
     assert (told["repeat"], told["traces"][0]["zero_output"], told["result"]) == ("again", 4, "pass")
+
+
+class _Stage:
+    """What the console reads of a real run under way."""
+
+    def __init__(self) -> None:
+        self.progress = Progress()
+        self.progress.phase = "workload"
+        self.seconds = 12.3
+        self.tail = SimpleNamespace(sent=40, done=38, faults=2, events=512)
+
+
+def test_a_real_run_tells_what_it_has_sent_and_which_faults(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = "small: workload, 12 s, 40 requests sent, 38 ended, 2 faults, 512 events"
+    clock = iter((0.0, 5.0, 11.0, 11.0, 12.0))
+    monkeypatch.setattr("scenarios.console.monotonic", lambda: next(clock))
+    with Shell(False).running_for_real("small") as watch:
+        for _ in range(3):
+            watch(_Stage())  # type: ignore[arg-type]
+    assert capsys.readouterr().err == f"{line}\n"  # once in ten seconds
+    shell = Shell(False)
+    text = _terminal(shell)
+    with shell.running_for_real("small") as watch:
+        watch(_Stage())  # type: ignore[arg-type]
+    assert "40 requests sent" in text.getvalue()
