@@ -42,10 +42,21 @@ def measure_clocks(nodes: Named) -> Clocks:
         for _ in range(_EXCHANGES):
             before = time.monotonic_ns()
             there = ray.get(clock.read.remote(), timeout=30)
-            after = time.monotonic_ns()
-            exchanges.append((after - before, there - (before + after) // 2))
+            exchanges.append((before, there, time.monotonic_ns()))
         ray.kill(clock)
-        round_trip_ns, offset_ns = min(exchanges)
+        offset_ns, half_ns = estimate(exchanges)
         offsets.append((name, offset_ns))
-        error_ns = max(error_ns, round_trip_ns)  # both ends of a pair may be off by half of a round trip
+        error_ns = max(error_ns, 2 * half_ns)  # both ends of a pair may be off by as much
     return Clocks(tuple(offsets), error_ns)
+
+
+def estimate(exchanges: list[tuple[int, int, int]]) -> tuple[int, int]:
+    """(offset, error) of a clock from (own time before, its time, own time after) of some exchanges.
+
+    The quickest one says most: the other clock was read somewhere between its ends, so the middle is off by half of it
+    at most.
+    """
+    round_trip_ns, offset_ns = min(
+        (after - before, there - (before + after) // 2) for before, there, after in exchanges
+    )
+    return offset_ns, -(-round_trip_ns // 2)
