@@ -106,12 +106,18 @@ def run_in_real(
             problems += warden.close()
     judge = Judge(thresholds)
     events = _finished(merged, end)
-    with JsonlWriter(directory.events) as evidence:
-        for event in events:
-            evidence.record(event)
-            judge.feed(event)
-    verdict = judge.verdict()
-    conclude(directory, verdict, evidence.sha256, report)
+    try:
+        with JsonlWriter(directory.events) as evidence:
+            for event in events:
+                evidence.record(event)
+                judge.feed(event)
+        verdict = judge.verdict()
+        conclude(directory, verdict, evidence.sha256, report)
+    except (BadInput, OSError) as error:
+        shutil.rmtree(directory.path)  # made here, and of no use without its end
+        if isinstance(error, BadInput):
+            raise
+        raise BadInput(f"{directory.path}: cannot be written ({error.strerror}); the run was not kept") from error
     return RealRan(verdict, end, len(events), directory, time.perf_counter() - begun, problems)
 
 
