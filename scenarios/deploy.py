@@ -34,6 +34,10 @@ class DeployFailed(Exception):
     """A service did not come up; the text says what was waited for."""
 
 
+class EngineDiedAtStart(DeployFailed):
+    """An engine ended before it was ready. In the real world that is the fault of whoever set it up."""
+
+
 @dataclasses.dataclass(slots=True)
 class Cell:
     """A gateway with the replicas that it owns, their prober, their recovery and their admin client."""
@@ -186,7 +190,7 @@ async def _admit(gateway: ActorHandle, address: EngineAddress, within_s: float) 
                 except NetworkError as error:
                     why = str(error)
                     if not await backend().engines.alive(address.name):
-                        raise DeployFailed(f"{address.name} died while it started") from error
+                        raise EngineDiedAtStart(f"{address.name} died while it started") from error
                 await asyncio.sleep(pause_s)
                 pause_s = min(pause_s * 2, _LONGEST_POLL_S)  # ten thousand replicas are polled here
     except TimeoutError:
@@ -258,12 +262,12 @@ async def stop_components(services: Iterable[Service]) -> None:
         for cell in service.cells:
             parts = (cell.scale_api, cell.prober, cell.admin, cell.recovery, cell.manager, cell.gateway)
             stops += [_ask(part, "stop", None) for part in parts if part is not None]
-        stops += [_ask(part, "stop", None) for part in (*_agents_side(service), service.exporter, service.trainer)]
+        stops += [_ask(part, "stop", None) for part in (*await _agents_side(service), service.exporter, service.trainer)]
     await asyncio.gather(*stops)
 
 
-def _agents_side(service: Service) -> list[ActorHandle]:
-    return [] if service.publishing is None else service.publishing.actors()
+async def _agents_side(service: Service) -> list[ActorHandle]:
+    return [] if service.publishing is None else await service.publishing.actors()
 
 
 async def take_down(services: Iterable[Service], clients: Iterable[ActorHandle]) -> None:
@@ -278,7 +282,7 @@ async def take_down(services: Iterable[Service], clients: Iterable[ActorHandle])
         for cell in service.cells:
             parts = (cell.scale_api, cell.prober, cell.admin, cell.recovery, cell.manager, cell.gateway)
             handles += [part for part in parts if part is not None]
-        handles += [*_agents_side(service), service.exporter, service.trainer]
+        handles += [*await _agents_side(service), service.exporter, service.trainer]
         for replica in service.replicas:
             await port.engines.terminate(replica)
     for handle in handles:

@@ -67,7 +67,7 @@ def run_in_real(
         watch: called twice a second.
 
     Raises:
-        BadInput: the folder exists or cannot be written, or Ray does not start; nothing is left then.
+        BadInput: the folder exists or cannot be written, or Ray or an engine does not start; nothing is left then.
     """
     from real.cluster import ClusterFailed
     from real.warden import Warden
@@ -96,9 +96,11 @@ def run_in_real(
             _ray_talking_to(pathlib.Path(folder, "logs", "ray.log")),
         ):
             end, problems = _live(plan, seed, run, folder, warden.sweep, watch)
+        if end.unfit:
+            raise BadInput(f"{scenario.name}: {end.unfit}")
         merged = _merged(pathlib.Path(folder), end)
         _keep_logs(pathlib.Path(folder), directory.path / "logs")
-    except ClusterFailed as error:
+    except (BadInput, ClusterFailed) as error:
         shutil.rmtree(directory.path)  # made here, and of no use without a run
         raise BadInput(str(error)) from error
     finally:

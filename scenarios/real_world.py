@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from protocol.errors import message_of
 from protocol.evidence import SCHEMA_VERSION, Event
-from scenarios.deploy import DeployFailed
+from scenarios.deploy import DeployFailed, EngineDiedAtStart
 from scenarios.injector import NS, Aim, Injector, SeenReplica, StepRefused
 from scenarios.load import Scenario
 from scenarios.orchestrate import Held, Progress, conduct
@@ -41,6 +41,8 @@ class RealEnd:
     """Processes that lived when it ended: (name, incarnation)."""
     refused: list[str]
     """Steps that could not be done."""
+    unfit: str = ""
+    """Why there was no run at all: an engine that cannot even start, with its last words."""
 
 
 class RealStage:
@@ -150,6 +152,9 @@ class RealStage:
             self._ended(
                 "time_limit", f"{within_s:g} s are over in phase {self.progress.phase}; {len(waits)} calls wait"
             )
+        except EngineDiedAtStart as failed:
+            self._end.unfit = f"{failed}{self._last_words()}"
+            self._ended("crash", self._end.unfit)
         except DeployFailed as failed:
             self._ended("crash", f"{failed}{self._last_words()}")
         except asyncio.CancelledError:

@@ -99,10 +99,10 @@ def test_an_engine_that_dies_at_its_start_fails_the_deployment_at_once(tmp_path:
         until(lambda: any(run.temporary.glob("*/events")) or run.process.poll() is not None, 60)
         profile.unlink()
         code, out, err = run.wait(90)
-        assert code == 3, out + err
-        assert run.left() == []
-    assert re.search(r"chat-\d died while it started", out), out
-    assert "real.emulated: " in out and "broken.yaml" in out  # its own last words
+        assert (code, out) == (2, ""), out + err
+        assert run.left() == [] and not run.out.exists()
+    assert re.search(r"error: tiny: chat-\d died while it started", err), err
+    assert "real.emulated: " in err and "broken.yaml" in err  # its own last words
 
 
 OUTSIDE = """
