@@ -340,6 +340,9 @@ def process_names(model: ScenarioModel) -> list[str]:
             # A rank is used once: every scale-out may bring new names.
             asked = [step.with_.get("num_replicas") for step in model.steps if step.do == "scale_out"]
             replicas += sum(min(number, _MOST_NAMED) for number in asked if type(number) is int)
+            if spec.scaling.autoscaler is not None:
+                names += [f"autoscaler-{service}", f"front-{service}"]
+                replicas += min(spec.scaling.autoscaler.max_engines, _MOST_NAMED)
         names += [f"{service}-{number}" for number in range(replicas)]
     for number, workload in enumerate(model.workload):
         names += [f"client-{workload.service}-{number}-{client}" for client in range(workload.clients)]

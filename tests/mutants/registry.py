@@ -12,8 +12,12 @@ from typing import Any
 
 import yaml
 
+from tests.mutants.autoscaler_scenarios import AUTOSCALER_SCENARIOS
+from tests.mutants.publishing_scenarios import PUBLISHING_SCENARIOS
 from tests.mutants.scaling_scenarios import SCALING_SCENARIOS
 from tests.mutants.scenarios import SCENARIOS
+
+_ALL_SCENARIOS = {**SCENARIOS, **SCALING_SCENARIOS, **AUTOSCALER_SCENARIOS, **PUBLISHING_SCENARIOS}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,7 +29,7 @@ class Mutant:
         source: where the defect is from: a finding (M8), a hazard (H4), a spec section, a variant (P-1).
         component: a name under ``components`` of a service, or ``module:attribute`` of any module.
         twin: the right class (or function), and cls the wrong one.
-        scenario: a key of ``SCENARIOS`` or ``SCALING_SCENARIOS``.
+        scenario: a key of ``SCENARIOS``, ``SCALING_SCENARIOS``, ``AUTOSCALER_SCENARIOS`` or ``PUBLISHING_SCENARIOS``.
         check: row of the verdict that must say fail; ``occurs`` stands for ``occurs(...)``.
         seeds: tried in order; each must catch it.
     """
@@ -51,7 +55,7 @@ class Mutant:
 
     def scenario_text(self, *, twin: bool = False) -> str:
         """The scenario as YAML, with the wrong class in its place, or with the right one."""
-        data = yaml.safe_load(SCALING_SCENARIOS.get(self.scenario) or SCENARIOS[self.scenario])
+        data = yaml.safe_load(_ALL_SCENARIOS[self.scenario])
         if self.is_component and not twin:
             for service in data["topology"]["services"].values():
                 service.setdefault("components", {})[self.component] = f"{self.cls.__module__}:{self.cls.__name__}"
@@ -71,7 +75,18 @@ class Mutant:
 
 def all_mutants() -> Iterator[Mutant]:
     """Every mutant, by group."""
-    from tests.mutants import admins, engines, exporters, gateways, loops, probers, recoveries, scalers
+    from tests.mutants import (
+        admins,
+        autoscalers,
+        engines,
+        exporters,
+        gateways,
+        loops,
+        probers,
+        publishing,
+        recoveries,
+        scalers,
+    )
 
-    for group in (gateways, admins, probers, recoveries, exporters, engines, loops, scalers):
+    for group in (gateways, admins, probers, recoveries, exporters, engines, loops, scalers, autoscalers, publishing):
         yield from group.MUTANTS
