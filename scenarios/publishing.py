@@ -10,7 +10,7 @@ import asyncio
 import dataclasses
 from typing import Any
 
-from protocol.errors import GatePoisoned, Outcome, SeatrialError
+from protocol.errors import GatePoisoned, NoSuchActor, Outcome, SeatrialError
 from protocol.evidence import observer
 from protocol.messages import EngineAddress
 from protocol.ports import ActorHandle, backend
@@ -38,9 +38,15 @@ class Publishing:
     publisher: ActorHandle
     operator: PublicationOperator
 
-    def actors(self) -> list[ActorHandle]:
-        """Every actor of it, who is asked first to stop first."""
-        return [self.publisher, self.router, self.controller, *self.entrypoints, *self.gates]
+    async def actors(self) -> list[ActorHandle]:
+        """Every actor of it in its present incarnation, who is asked first to stop first."""
+        living = []
+        for handle in (self.publisher, self.router, self.controller, *self.entrypoints, *self.gates):
+            try:
+                living.append(await backend().lookup(handle.name))
+            except NoSuchActor:
+                continue  # killed, and never restarted
+        return living
 
 
 async def deploy_publishing(

@@ -132,8 +132,8 @@ class NoUpdateUnderLease(Check):
         method, outcome = sent.data["method"], event.data["outcome"]
         if method == "request" and outcome == "done":
             self._leases.setdefault(place.gate, []).append(event)
-        elif method == "settle" and outcome == "unknown":
-            self._leases.setdefault(place.gate, []).insert(0, event)  # it is told again
+        elif method == "settle" and outcome == "unknown" and event.data["error"] != "ActorDied":
+            self._leases.setdefault(place.gate, []).insert(0, event)  # it is told again; a dead gate has no leases
 
     def _on_turn(self, event: Event) -> None:
         self._turns[event.data["request"]] = None

@@ -209,10 +209,8 @@ class RolloutController:
         async def one(member: Member) -> None:
             try:
                 found[member.name] = await self._ask(member.gate, "snapshot", (), deadline)
-            except ActorDied as death:
-                if death.outcome is not Outcome.NOT_DONE:
-                    raise
-                # It was restarted before this barrier, and is closed.
+            except ActorDied:
+                # It was restarted before this barrier, and is closed. A question may be asked again in any case.
                 gate = await backend().lookup(member.gate.name)
                 found[member.name] = await self._ask(gate, "snapshot", (), deadline)
                 self._members[member.name] = member.with_gate(gate)

@@ -16,7 +16,7 @@ from protocol.errors import (
     ConnectionRefused,
     GateRefused,
     NetworkError,
-    Outcome,
+    NoSuchActor,
     ReadTimeout,
     SeatrialError,
 )
@@ -27,6 +27,7 @@ from protocol.serving.peer import PEER_LOST, Peer
 from protocol.serving.settlement import RejectionPattern, answered, failed
 
 _ABORTED = "abort"
+_LOOK_S = 0.25
 
 
 @message
@@ -103,7 +104,7 @@ class Entrypoint:
         me = backend().me.name
         if self._gate is None:
             return TurnResult(await self._forward(request), -1, me)
-        lease = await self._lease(self._gate, request.session_id)
+        gate, lease = await self._lease(self._gate, request.session_id)
         receipt: SettlementReceipt | None = None
         try:
             result = await self._forward(request)
@@ -112,7 +113,7 @@ class Entrypoint:
             receipt = self._recorded(lease, failed(error, self._rejection))
             raise
         finally:
-            await self._settle(self._gate, lease, receipt)
+            await self._settle(gate, lease, receipt)
         named = dataclasses.replace(result, request_id=lease.request_id)
         return TurnResult(named, lease.model_step, me)
 
@@ -140,18 +141,27 @@ class Entrypoint:
 
     # --- the gate ---
 
-    async def _lease(self, gate: ActorHandle, session_id: str) -> RequestLease:
-        """Raises ReadTimeout, *unknown*, when the gate does not answer: a lease may have been granted to nobody."""
-        waits_s = self._config.admission_timeout_s
-        try:
-            async with asyncio.timeout(waits_s + self._config.call_timeout_s):
-                lease: RequestLease = await gate.request(session_id, waits_s)
-                return lease
-        except TimeoutError:
-            raise ReadTimeout(f"{gate.name} did not answer a request of {session_id}") from None
-        except ActorDied as death:
-            await self._find_gate(gate, death)
-            raise
+    async def _lease(self, gate: ActorHandle, session_id: str) -> tuple[ActorHandle, RequestLease]:
+        """A lease and the gate that granted it. A gate that is dead and not yet restarted is one that is not open.
+
+        Raises ReadTimeout, *unknown*, when the gate does not answer: a lease may have been granted to nobody.
+        """
+        loop = asyncio.get_running_loop()
+        ends = loop.time() + self._config.admission_timeout_s
+        while True:
+            waits_s = max(ends - loop.time(), 0.0)
+            try:
+                async with asyncio.timeout(waits_s + self._config.call_timeout_s):
+                    return gate, await gate.request(session_id, waits_s)
+            except TimeoutError:
+                raise ReadTimeout(f"{gate.name} did not answer a request of {session_id}") from None
+            except ActorDied:
+                if not waits_s:
+                    raise  # else whatever it may have granted has gone with it, and nothing was begun
+            try:
+                self._gate = gate = await backend().lookup(gate.name)
+            except NoSuchActor:
+                await asyncio.sleep(_LOOK_S)
 
     async def _settle(self, gate: ActorHandle, lease: RequestLease, receipt: SettlementReceipt | None) -> None:
         """Tell the gate until it has heard: the receipt says what is known, and repeating it is harmless."""
@@ -166,13 +176,6 @@ class Entrypoint:
                 continue
             except ActorDied:
                 return  # the lease is gone with its gate
-
-    async def _find_gate(self, gate: ActorHandle, death: ActorDied) -> None:
-        if death.outcome is Outcome.NOT_DONE and self._gate is gate:
-            try:
-                self._gate = await backend().lookup(gate.name)
-            except SeatrialError:
-                return  # nobody has restarted it yet
 
     async def _replica(self) -> EngineClient:
         """The client of the replica; after a network error the gateway is asked for its current incarnation."""

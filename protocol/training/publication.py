@@ -53,7 +53,9 @@ class WeightPublisher:
             barrier: BarrierView | None = await self._controller.barrier()
             if barrier is None or barrier.stage == "sealing":
                 await self._controller.prepare_pause()
-            await self._update(path, manifest)
+            if barrier is None or barrier.stage != "resuming":
+                # Once the reopening has begun, gates may be open: weights are in everywhere, and stay what they are.
+                await self._update(path, manifest)
             await self._controller.resume_requests(model_step)
 
     async def _export(self, model_step: int) -> str:

@@ -271,9 +271,11 @@ def test_a_gate_that_was_restarted_is_found_again_between_barriers() -> None:
         fleet = await (await fleet_of(world, 2)).opened()
         fleet.gates[0].dead = True
         await world.spawn(RequestGate, GateConfig(), name="gate-0")
-        assert isinstance(await raised(fleet.turn("s", 0)), ActorDied)
+        turn = fleet.begin("s", 0)  # which waits at the new one, born closed
+        await asyncio.sleep(1)
+        assert not turn.done()
         await fleet.publisher.publish(1)
-        assert (await fleet.turn("s", 0)).model_step == 1
+        assert (await turn).model_step == 1
 
     run(body)
 
@@ -303,6 +305,25 @@ def test_a_backend_that_does_not_pause_is_a_failure_and_health_stays_held() -> N
         fleet.engines[1].post_script = [ConnectTimeout("x") for _ in range(5)]
         assert isinstance(await raised(fleet.controller.continue_generation()), BarrierError)
         assert fleet.prober.target._held_until > 0
+
+    run(body)
+
+
+def test_no_update_is_sent_again_once_a_gate_may_be_open() -> None:
+    async def body(world: FakeBackend) -> None:
+        fleet = await (await fleet_of(world, 2)).opened()
+
+        def cut(kind: str, fields: dict[str, Any]) -> None:
+            if kind == "controller.stage" and fields["stage"] == "continued":
+                fleet.gates[1].fail_next = [ActorDied("gone")]
+
+        world.on_emit = cut
+        assert isinstance(await raised(fleet.publisher.publish(1)), BarrierError)
+        world.on_emit = lambda kind, fields: None
+        fleet.engines[1].get_script["/model_info"] = [ReadTimeout("x")]
+        await fleet.publisher.publish(1)
+        assert fleet.posts("/update_weights_from_disk") == [2, 2]
+        assert all(s.open for s in await fleet.snapshots())
 
     run(body)
 
