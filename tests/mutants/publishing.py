@@ -123,14 +123,14 @@ class StampsLate(Entrypoint):
 
 
 class SometimesWithoutLease(Entrypoint):
-    """Forwards every third turn without a lease, as a streaming path once did."""
+    """Forwards every second turn without a lease, as a streaming path once did."""
 
     turns = 0
     stamped = 0
 
     async def _turn(self, request: GenerateRequest) -> TurnResult:
         self.turns += 1
-        if self.turns % 3:
+        if self.turns % 2:
             turn = await super()._turn(request)
             self.stamped = turn.model_step
             return turn

@@ -54,10 +54,10 @@ PUBLISHING_SCENARIOS: dict[str, str] = {
     ),
     "publish_busy": _scenario(
         "publish_busy",
-        "Two versions are published under agents whose turns are long and follow each other at once.",
-        steps=_ONE + "- {at_s: 4, do: publish, with: {model_step: 2}}\n",
-        acceptance="\n- occurs: {event: publication.ended, where: {outcome: done}, at_least: 3}\n",
-        agents="sessions: 12, turns: 8, think_s: 0.1",
+        "Three versions are published under agents whose turns are long and follow each other at once.",
+        steps=_ONE + "- {at_s: 2.5, do: publish, with: {model_step: 2}}\n- {at_s: 3.5, do: publish, with: {model_step: 3}}\n",
+        acceptance="\n- occurs: {event: publication.ended, where: {outcome: done}, at_least: 4}\n",
+        agents="sessions: 24, turns: 8, think_s: 0.1",
         output="uniform: {low: 30, high: 48}",
     ),
     "publish_slow_drain": _scenario(
@@ -110,7 +110,9 @@ PUBLISHING_SCENARIOS: dict[str, str] = {
         "A gate is restarted between two publications: it must not open with a version of its own.",
         steps="""
 - {at_s: 1, do: publish, with: {model_step: 1}}
-- {at_s: 4, do: restart_empty, target: gate-policy-0}
+- when: {event: gate.granted, where: {actor: gate-policy-0}, from_s: 4, phase: before}
+  do: restart_empty
+  target: gate-policy-0
 - {at_s: 7, do: publish, with: {model_step: 2}}
 """,
     ),
