@@ -79,7 +79,7 @@ class RouterEmptyAtTheEnd(Check):
 
     name = "router_empty_at_the_end"
     expected = "0 bound, 0 assigned, 0 in flight"
-    needs = ("affinity.snapshot",)
+    needs = ("publishing.deployed",)  # so that the row shows where nobody could look
 
     def __init__(self, ledger: Ledger) -> None:
         super().__init__(ledger)

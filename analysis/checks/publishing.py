@@ -48,6 +48,9 @@ class TurnOfOneVersion(Check):
         runs = self._runs.get(data["request"], [])
         if data["model_step"] < 0:
             return  # no gate, no stamp
+        if not runs:
+            self.doubt(f"turn {data['request']} was answered, and no engine is seen to have run it", event.seq)
+            return
         self.judged += 1
         stamp = str(data["model_step"])
         for run in runs:

@@ -41,11 +41,12 @@ class TurnsAtVersions(Criterion[ModelSteps]):
         for step, count in self._counts.items():
             if step not in self.parameters.model_steps:
                 self.violation(f"{count} turns are stamped {step}", self._seq_of[step])
+        short = self.violation if self.ledger.ended else self.doubt
         for step in self.parameters.model_steps:
             count = self._counts.get(step, 0)
             if self.judged and count < self.parameters.at_least:
                 seqs = [self._seq_of[step]] if count else list(self._seq_of.values())
-                self.violation(f"{count} turns are stamped {step}, less than {self.parameters.at_least}", *seqs)
+                short(f"{count} turns are stamped {step}, less than {self.parameters.at_least}", *seqs)
 
     def observed(self) -> str:
         return ", ".join(f"{self._counts[step]} at {step}" for step in sorted(self._counts)) or "no turns"
@@ -86,7 +87,8 @@ class SessionsAcrossUpdates(Criterion[AtLeast]):
 
     def conclude(self) -> None:
         if self.judged and self._across < self.parameters.at_least:
-            self.violation(f"{self._across} of {self.judged} episodes lived across an update", *self._seqs)
+            short = self.violation if self.ledger.ended else self.doubt
+            short(f"{self._across} of {self.judged} episodes lived across an update", *self._seqs)
 
     def observed(self) -> str:
         return f"{self._across} of {self.judged} episodes"
@@ -120,7 +122,8 @@ class DistinctWeights(Criterion[AtLeast]):
     def conclude(self) -> None:
         if self.judged and len(self._by_hash) < self.parameters.at_least:
             seqs = [event.seq for event in self._by_hash.values()]
-            self.violation(f"{len(self._by_hash)} distinct weights, less than {self.parameters.at_least}", *seqs)
+            short = self.violation if self.ledger.ended else self.doubt
+            short(f"{len(self._by_hash)} distinct weights, less than {self.parameters.at_least}", *seqs)
 
     def observed(self) -> str:
         return f"{len(self._by_hash)} distinct weights in {self.judged} updates"

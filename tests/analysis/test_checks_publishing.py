@@ -1,0 +1,187 @@
+"""The checks and criteria of publications and affinity, on histories of a few events."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from tests.analysis.history import History
+
+UPDATE, CONTINUE = "/update_weights_from_disk", "/continue_generation"
+
+
+class Published(History):
+    """Two entrypoints with gates before two replicas; deadlines of 10 s."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self("run.workload", at="driver/0")
+        self(
+            "publishing.deployed", at="driver/0", service="s", controller="controller-s", router="affinity-s",
+            entrypoints=[[f"entrypoint-s-{n}", f"gate-s-{n}", f"s-{n}"] for n in range(2)], prepare_timeout_s=10.0,
+            resume_timeout_s=10.0,
+        )  # fmt: skip
+        self._calls = itertools.count(1)
+
+    def call(
+        self, target: str, method: str, *, outcome: str = "done", error: str = "", took_ms: int = 1,
+        at: str = "controller-s/0",
+    ) -> None:  # fmt: skip
+        number = next(self._calls)
+        sent = self("call.sent", at=at, call=number, target=target, method=method)
+        self("call.done", at=at, call=number, outcome=outcome, error=error, ms=sent.t_ns // 10**6 + took_ms)
+
+    def gates(self, method: str) -> None:
+        for number in range(2):
+            self.call(f"gate-s-{number}", method)
+
+    def updates(self) -> None:
+        for number in range(2):
+            self.call(f"s-{number}", UPDATE, at="admin/0")
+
+    def cycle(self, *stages: str) -> None:
+        """A publication, in the order given."""
+        for stage in stages:
+            if stage == UPDATE:
+                self.updates()
+            elif stage == CONTINUE:
+                self.call("s-0", CONTINUE, at="admin/0")
+            else:
+                self.gates(stage)
+
+    def turn(self, request: str, step: int, *, ran: str | None = "s-0/0", version: str = "") -> None:
+        """A turn from its request to its answer, stamped with a step."""
+        self("turn.sent", request=request, session="x", service="s")
+        self.sent(request)
+        if ran is not None:
+            self.accepted(request, at=ran)
+            self.finished(request, at=ran, version=version or str(step))
+        self("turn.done", request=request, session="x", model_step=step, entrypoint="entrypoint-s-0",
+             finish_reason="length")  # fmt: skip
+        self("request.done", request=request, outcome="done", status=200)
+
+
+def test_every_token_is_of_the_version_on_the_answer() -> None:
+    for version, expected in (("1", "pass"), ("2", "fail")):
+        h = Published()
+        h.turn("r1", 1, version=version)
+        assert h.end().judged("turn_of_one_version").result == expected
+
+
+def test_a_turn_that_no_engine_is_seen_to_have_run_is_undecided() -> None:
+    h = Published()
+    h.turn("r1", 1)
+    h.turn("r2", 1, ran=None)
+    row = h.end().judged("turn_of_one_version")
+    assert (row.result, row.required) == ("inconclusive", True)
+
+
+@pytest.mark.parametrize(
+    ("stages", "expected"),
+    [
+        (("seal", "drain", UPDATE, "install_version", CONTINUE, "reopen"), "pass"),
+        (("seal", UPDATE, "drain", "install_version", CONTINUE, "reopen"), "fail"),
+        (("seal", "drain", UPDATE, CONTINUE, "install_version", "reopen"), "fail"),
+        (("seal", "drain", UPDATE, "reopen", "install_version", CONTINUE), "fail"),
+        ((UPDATE,), "fail"),
+    ],
+)
+def test_the_order_of_a_publication(stages: tuple[str, ...], expected: str) -> None:
+    h = Published()
+    h.cycle(*stages)
+    assert h.end().judged("publication_order").result == expected
+
+
+def test_an_update_under_a_lease() -> None:
+    for settled, expected in ((True, "pass"), (False, "fail")):
+        h = Published()
+        h.call("gate-s-0", "request", at="entrypoint-s-0/0")
+        if settled:
+            h.call("gate-s-0", "settle", at="entrypoint-s-0/0")
+        h.updates()
+        assert h.end().judged("no_update_under_lease").result == expected
+
+
+def test_an_update_while_a_turn_runs() -> None:
+    h = Published()
+    h("turn.sent", request="r1", session="x", service="s")
+    h.accepted("r1", at="s-0/0")
+    h.updates()
+    assert h.end().judged("no_update_under_lease").result == "fail"
+
+
+def test_what_passes_a_gate_after_an_unknown_outcome() -> None:
+    for outcome, error, expected in (("done", "", "pass"), ("unknown", "ReadTimeout", "fail")):
+        h = Published()
+        h.call("s-0", "/generate", at="entrypoint-s-0/0", outcome=outcome, error=error)
+        h.gates("drain")
+        assert h.end().judged("poisoned_gate_admits_nothing").result == expected
+
+
+def test_one_deadline() -> None:
+    for took_ms, expected in ((10_900, "pass"), (11_100, "fail")):
+        h = Published()
+        h.call("controller-s", "prepare_pause", at="publisher/0", took_ms=took_ms)
+        assert h.end().judged("one_deadline").result == expected
+
+
+def test_a_session_stays_on_its_backend() -> None:
+    for second, expected in (("s-0/0", "pass"), ("s-1/0", "fail")):
+        h = Published()
+        h.turn("r1", 0)
+        h.turn("r2", 0, ran=second)
+        assert h.end().judged("one_backend_a_session").result == expected
+
+
+def test_a_late_request_of_a_retired_session() -> None:
+    for status, expected in ((410, "pass"), (200, "fail")):
+        h = Published()
+        h("session.ended", session="x", service="s", turns=1, outcome="completed", retired=True)
+        h("session.late", session="x", request="late", status=status)
+        assert h.end().judged("one_backend_a_session").result == expected
+
+
+def test_the_router_at_the_end() -> None:
+    for bindings, expected in ((0, "pass"), (1, "fail")):
+        h = Published()
+        h("affinity.snapshot", service="s", bindings=bindings, at="driver/0")
+        assert h.end().judged("router_empty_at_the_end").result == expected
+
+
+def test_a_router_that_nobody_could_look_at() -> None:
+    row = Published().end().judged("router_empty_at_the_end")
+    assert (row.result, row.applicable, row.explain) == ("inconclusive", True, "nothing was judged")
+
+
+# --- criteria ---
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [
+        ("turns_at_versions", {"model_steps": [0, 1], "at_least": 1}),
+        ("sessions_across_updates", {"at_least": 1}),
+        ("distinct_weights", {"at_least": 2}),
+    ],
+)
+def test_what_has_not_come_is_undecided_where_the_evidence_has_no_end(name: str, parameters: dict[str, object]) -> None:
+    def history(*steps: int) -> History:
+        h = Published()
+        for step in steps:
+            h("engine.weights", at="s-0/0", version=str(step), weight_hash=f"hash-{step}", ok=True)
+            h.turn(f"r{step}", step)
+        h("session.ended", session="x", service="s", turns=len(steps), outcome="completed", retired=True)
+        return h
+
+    asked = {"acceptance": ({name: parameters},)}
+    assert history(0).judged(name, **asked).result == "inconclusive"
+    assert history(0).end().judged(name, **asked).result == "fail"
+    assert history(0, 1).end().judged(name, **asked).result == "pass"
+
+
+def test_turns_at_a_version_that_was_not_asked_for() -> None:
+    h = Published()
+    h.turn("r1", 0)
+    h.turn("r2", 7)
+    assert h.judged("turns_at_versions", acceptance=({"turns_at_versions": {"model_steps": [0]}},)).result == "fail"
