@@ -112,6 +112,10 @@ class AutoscalerCheck(Check):
             if scaler.actor == event.actor:
                 scaler.requests.clear()
                 scaler.latest_admitted = None
+                # What it asked is answered to nobody.
+                mine = [ask for ask, asked in self._asks.items() if self.scalers[asked.actor] is scaler]
+                for ask in mine:
+                    del self._asks[ask]
 
 
 class AutoscalerKeepsBounds(AutoscalerCheck):

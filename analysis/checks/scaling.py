@@ -322,13 +322,13 @@ class NeverAboveTarget(_PlacementCheck):
             self._asked_seq = event.seq
 
     def _on_state(self, event: Event) -> None:
-        if event.data["state"] != "CREATED":
-            return
+        if event.data["state"] != "CREATED" or not self._initial:
+            return  # where nobody said how many there were, nothing can be counted
         self.judged += 1
         created = sum(group.state == "CREATED" for group in self.groups.open()) + 1
         initial = sum(self._initial.values())
         most = sum(max(self._most.get(service, 0), count) for service, count in self._initial.items())
-        if self._initial and initial + created > most:
+        if initial + created > most:
             self.violation(
                 f"{initial} initial replicas and {created} placement groups; nobody asked for more than {most}",
                 self._asked_seq,

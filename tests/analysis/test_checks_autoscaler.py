@@ -127,6 +127,17 @@ def test_an_autoscaler_that_died_knows_nothing() -> None:
     assert row(h, "autoscaler_one_request").result == row(h, "autoscaler_cooldown").result == "pass"
 
 
+def test_an_answer_to_an_autoscaler_that_died_meanwhile() -> None:
+    h = Autoscaled()
+    h("scale.asked", at=FRONT, ms=20_000, ask="late", service="genrm", route="scale_out", direction="scale_out",
+      target=2, key="a")  # fmt: skip
+    h("actor.died", at="autoscaler-genrm/0", reason="killed")
+    h("scale.answered", at=FRONT, ask="late", status=200, operation="op-1", state="PENDING", cleanup="unknown")
+    h.submit(60, "scale_out", 3, "b", "op-2")
+    for name in ("autoscaler_keeps_bounds", "autoscaler_one_request", "autoscaler_cooldown"):
+        assert row(h, name).result == "pass", row(h, name).explain
+
+
 def blind(at_s: float, *, healed_s: float | None = None, dies: bool = False) -> Autoscaled:
     h = Autoscaled()
     h("fault.injected", at="injector/0", ms=50_000, fault=1, name="metrics_nan", target="genrm-1")

@@ -263,6 +263,14 @@ def test_never_more_than_anybody_asked_for() -> None:
         assert h.end().judged("never_above_target").result == expected
 
 
+def test_groups_are_not_counted_where_nobody_said_how_many_replicas_there_were() -> None:
+    h = Scaled()
+    h.events = [event for event in h.events if event.kind != "scale.snapshot"]  # the beginning was lost
+    h.submitted("op", target=3)
+    h.elastic("m-1", "g1")
+    assert h.end().judged("never_above_target").result == "inconclusive"
+
+
 # --- one_operation_at_a_time
 
 
