@@ -260,7 +260,7 @@ class AffinityConfig(ComponentConfig):
     sync_interval_s: Seconds = 0.5
     """How often the gateway is asked which backends are routable."""
     suspect_s: SecondsOrNone = 5.0
-    """How long a backend gets no new session after a transport error: one that fails at once has the fewest in flight."""
+    """No new session for so long after a transport error: a backend that fails at once has the fewest in flight."""
     call_timeout_s: Seconds = 5.0
     """Longest wait for the gateway to answer."""
 

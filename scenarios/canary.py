@@ -1,4 +1,4 @@
-"""A gateway and an entrypoint that are known to be wrong. Every sweep runs it once: if nobody notices, the sweep proves nothing."""
+"""A gateway and an entrypoint known to be wrong. A sweep runs them first: if nobody notices, it proves nothing."""
 
 from __future__ import annotations
 

@@ -262,7 +262,8 @@ async def stop_components(services: Iterable[Service]) -> None:
         for cell in service.cells:
             parts = (cell.scale_api, cell.prober, cell.admin, cell.recovery, cell.manager, cell.gateway)
             stops += [_ask(part, "stop", None) for part in parts if part is not None]
-        stops += [_ask(part, "stop", None) for part in (*await _agents_side(service), service.exporter, service.trainer)]
+        others = (*await _agents_side(service), service.exporter, service.trainer)
+        stops += [_ask(part, "stop", None) for part in others]
     await asyncio.gather(*stops)
 
 

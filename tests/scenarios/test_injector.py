@@ -100,7 +100,8 @@ def test_times_count_from_the_start_of_the_workload() -> None:
     assert [step["step"] for step in port.of("run.step")] == [1] and not injector.quiet()
     port.run(3)
     assert port.of("run.step")[1] == {
-        "step": 0, "do": "note", "asked_ns": 1_000 + 2 * NS, "trigger": None, "phase": None, "held": False, "late_ns": 0,
+        "step": 0, "do": "note", "asked_ns": 1_000 + 2 * NS, "trigger": None, "phase": None, "held": False,
+        "late_ns": 0,
     }  # fmt: skip
     assert injector.quiet() and port.verbs == ["note", "note"]
 
