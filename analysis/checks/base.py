@@ -127,6 +127,7 @@ class Check:
         else:
             result, explain, witness = "pass", "", []
         undecided = result == "inconclusive" and bool(self.violations or self.doubts)
+        applicable = applicable or bool(self.judged or self.violations or self.doubts)  # what was seen is not hidden
         seqs = tuple(witness[:WITNESSES])
         return self.row(result, explain, seqs, required=required or undecided, applicable=applicable)
 

@@ -26,7 +26,7 @@ class PublicationOrder(Check):
 
     name = "publication_order"
     expected = "each stage is over everywhere before the next one begins"
-    needs = ("publishing.deployed",)
+    needs = ("publication.asked",)
 
     def __init__(self, ledger: Ledger) -> None:
         super().__init__(ledger)

@@ -21,7 +21,7 @@ class TurnOfOneVersion(Check):
 
     name = "turn_of_one_version"
     expected = "no token of a version other than the one recorded"
-    needs = ("turn.done",)
+    needs = ("publication.asked",)
 
     def __init__(self, ledger: Ledger) -> None:
         super().__init__(ledger)
@@ -74,7 +74,7 @@ class NoUpdateUnderLease(Check):
 
     name = "no_update_under_lease"
     expected = "every update finds no active lease and no running turn"
-    needs = ("publishing.deployed",)
+    needs = ("publication.asked",)
 
     def __init__(self, ledger: Ledger) -> None:
         super().__init__(ledger)
@@ -174,7 +174,7 @@ class PoisonedGateAdmitsNothing(Check):
 
     name = "poisoned_gate_admits_nothing"
     expected = "nothing passes a gate after an unknown outcome"
-    needs = ("publishing.deployed",)
+    needs = ("publication.asked",)
 
     def __init__(self, ledger: Ledger) -> None:
         super().__init__(ledger)
@@ -242,7 +242,7 @@ class OneDeadline(Check):
 
     name = "one_deadline"
     expected = "each call ends within its time-out, whatever the number of entrypoints"
-    needs = ("publishing.deployed",)
+    needs = ("publication.asked",)
 
     def __init__(self, ledger: Ledger) -> None:
         super().__init__(ledger)
