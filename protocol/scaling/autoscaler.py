@@ -112,6 +112,8 @@ class Autoscaler:
             collector = Collector(service, target, after)
             await collector.start()
             await old.collector.stop()
+        if moved:
+            await old.target.close()  # what was sent there and is open is still followed there
         old.worker.retire()
         worker = Worker(service, after, target, collector, old.state)
         worker.deciding = old.worker.deciding

@@ -81,7 +81,8 @@ class Collector:
         except (SeatrialError, TimeoutError):
             self._keep(empty_frame(self._windows, _now(), backend().wall_time()))
             return
-        addresses = self._listed(reply.body if reply.status == 200 else {})
+        body: object = reply.body
+        addresses = self._listed(body if reply.status == 200 and isinstance(body, Mapping) else {})
         self._windows = {name: self._windows.get(name) or self._new_windows() for name in addresses}
         pages = await asyncio.gather(*(self._scrape(address, limit_s) for address in addresses.values()))
         now_s = _now()
@@ -106,14 +107,15 @@ class Collector:
             if len(instances) != 1:
                 self.refusal = f"it has {len(instances)} instances; one autoscaler target is one instance"
                 return {}
-            body = next(iter(instances.values()))
+            only = next(iter(instances.values()))
+            body = only if isinstance(only, Mapping) else {}
         self.refusal = ""
         current = body.get("current")
         self.current = current if type(current) is int else None
         listed = body.get("engines")
         found = {}
         for one in listed if isinstance(listed, list) else ():
-            host, port = one.get("host"), one.get("port")
+            host, port = (one.get("host"), one.get("port")) if isinstance(one, Mapping) else (None, None)
             if isinstance(host, str) and isinstance(port, int):
                 found[f"{host}:{port}"] = EngineAddress(f"{host}:{port}", 0, host, port)
         return found

@@ -43,7 +43,7 @@ class ServiceTarget(Protocol):
         ...
 
     async def close(self) -> None:
-        """Give back what the connection holds."""
+        """Give back what the connection holds. A call after it connects anew."""
         ...
 
 

@@ -214,6 +214,19 @@ def test_several_instances_are_not_decided_on() -> None:
     play(body, metrics_interval_secs=1, scale_out_policy={"condition_duration_secs": 10})
 
 
+@pytest.mark.parametrize("body", [None, [], {"instances": {"m": 5}}, {"engines": 7}, {"engines": [1, {"host": 2}]}])
+def test_an_answer_that_lists_nothing_is_an_empty_frame(body: Any) -> None:
+    async def play_it(at: Stage) -> None:
+        async def engines() -> ApiReply:
+            return ApiReply(200, body)
+
+        at.genrm.engines = engines  # type: ignore[method-assign]
+        await asyncio.sleep(30)
+        assert not at.genrm.posts and (await at.view())["recent_metrics"]["is_empty"]
+
+    play(play_it, scale_out_policy={"condition_duration_secs": 10})
+
+
 def test_disabled_it_decides_nothing_and_follows_what_is_open() -> None:
     async def body(at: Stage) -> None:
         await asyncio.sleep(5.5)
