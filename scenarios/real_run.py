@@ -141,7 +141,8 @@ def _live(
         stage = RealStage(
             plan.scenario, seed, run=run, folder=folder, engines=engines, machines=cluster, watch=watch
         )  # fmt: skip
-        end = stage.run()
+        with _a_polite_kill_is_an_interrupt():
+            end = stage.run()
     finally:
         with _uninterrupted():
             if posted is not None:
@@ -274,6 +275,20 @@ def _ray_talking_to(log: pathlib.Path) -> Iterator[None]:
     log.parent.mkdir(exist_ok=True)
     with log.open("a", encoding="utf-8") as file, contextlib.redirect_stdout(file):
         yield
+
+
+@contextlib.contextmanager
+def _a_polite_kill_is_an_interrupt() -> Iterator[None]:
+    """SIGTERM ends the run as Ctrl-C does. Ray's own handler would print a stack and leave."""
+    try:
+        before = signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    except ValueError:  # not the main thread, which alone gets the signal
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @contextlib.contextmanager

@@ -75,10 +75,16 @@ def test_nothing_is_left_of_a_driver_that_is_killed(tmp_path: pathlib.Path, temp
     assert sorted(path.name for path in run.out.iterdir()) == ["run.json"]
 
 
-def test_an_interrupted_run_is_judged_inconclusive_and_cleaned_up(tmp_path: pathlib.Path, temporary: str) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_run_is_judged_inconclusive_and_cleaned_up(
+    tmp_path: pathlib.Path, temporary: str, number: signal.Signals
+) -> None:
     with command(tmp_path, temporary, *EMULATED) as run:
         run.wait_for_event("request.done")
-        os.killpg(run.process.pid, signal.SIGINT)  # as a terminal does
+        if number == signal.SIGINT:
+            os.killpg(run.process.pid, number)  # as a terminal does
+        else:
+            run.process.send_signal(number)
         code, out, err = run.wait(60)
         assert code == 3, out + err
         assert run.left() == []
