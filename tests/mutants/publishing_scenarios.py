@@ -55,7 +55,9 @@ PUBLISHING_SCENARIOS: dict[str, str] = {
     "publish_busy": _scenario(
         "publish_busy",
         "Three versions are published under agents whose turns are long and follow each other at once.",
-        steps=_ONE + "- {at_s: 2.5, do: publish, with: {model_step: 2}}\n- {at_s: 3.5, do: publish, with: {model_step: 3}}\n",
+        steps=_ONE
+        + "- {at_s: 2.5, do: publish, with: {model_step: 2}}\n"
+        + "- {at_s: 3.5, do: publish, with: {model_step: 3}}\n",
         acceptance="\n- occurs: {event: publication.ended, where: {outcome: done}, at_least: 4}\n",
         agents="sessions: 24, turns: 8, think_s: 0.1",
         output="uniform: {low: 30, high: 48}",

@@ -75,7 +75,7 @@ BAD = [
     ("initial_replicas: 2", "initial_replicas: 5", r"f.yaml:3: topology: the replicas need 5 GPUs; 2 nodes with 2"),
     ("engine: tiny-cpu", "engine: tiny-cpu\n      gateway: {atempts: 3}", r"f.yaml:10: .*gateway.atempts: unknown key; did"),
     ("engine: tiny-cpu", "engine: tiny-cpu\n      gateway: {attempts: 0}", r"f.yaml:10: .*gateway.attempts: must be greater"),
-    ("engine: tiny-cpu", "engine: tiny-cpu\n      components: {gate: 'a:B'}", r"f.yaml:10: .*unknown component 'gate'; did"),
+    ("engine: tiny-cpu", "engine: tiny-cpu\n      components: {gates: 'a:B'}", r"f.yaml:10: .*unknown component 'gates'; did"),
     ("engine: tiny-cpu", "engine: tiny-cpu\n      components: {gateway: nope}", r"f.yaml:10: .*'nope' names no class"),
     ("engine: tiny-cpu", "engine: tiny-cpu\n      components: {gateway: 'no_such:B'}", r"f.yaml:10: .*cannot import 'no_such'"),
     ("engine: tiny-cpu", "engine: tiny-cpu\n      components: {gateway: 'json:B'}", r"f.yaml:10: .*json has no class 'B'"),
