@@ -17,6 +17,7 @@ from analysis.errors import BadInput
 from scenarios.load import Scenario
 from scenarios.real_scenario import for_real
 from scenarios.runner import TraceFacts, preflight
+from scenarios.schema import ServiceModel
 from scenarios.steps import StepModel
 
 if TYPE_CHECKING:
@@ -173,7 +174,7 @@ def _fault_problem(step: StepModel, options: RealOptions, nodes: int) -> str:
 def _short_of_memory(scenario: Scenario, kind: EngineKind) -> Iterator[str]:
     model = scenario.model
     replicas = sum(service.initial_replicas for service in model.topology.services.values())
-    actors = sum(2 + 4 * service.gateways for service in model.topology.services.values())
+    actors = sum(_actors(service) for service in model.topology.services.values())
     actors += sum(load.clients for load in model.workload)
     wanted = _HEAD_MB + model.topology.nodes * _NODE_MB + actors * _ACTOR_MB + replicas * _ENGINE_MB[kind]
     have = _available_mb()
@@ -182,6 +183,16 @@ def _short_of_memory(scenario: Scenario, kind: EngineKind) -> Iterator[str]:
             f"topology: {replicas} {kind} replicas, {actors} actors and {model.topology.nodes} Ray nodes take about "
             f"{wanted / 1000:.1f} GB of memory, {have / 1000:.1f} GB are free; run fewer, or use --backend sim"
         )
+
+
+def _actors(service: ServiceModel) -> int:
+    """How many ``scenarios.deploy`` starts for a service."""
+    count = 2 + 4 * service.gateways
+    if service.scaling is not None:
+        count += 3 + 2 * (service.scaling.autoscaler is not None)
+    if service.publishing is not None:
+        count += 3 + service.initial_replicas * (1 + service.publishing.gates)
+    return count
 
 
 def _available_mb() -> float:

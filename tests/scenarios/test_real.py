@@ -8,11 +8,13 @@ from collections.abc import Callable
 import pytest
 
 from analysis.errors import BadInput
+from analysis.rundir import RunDir
 from scenarios import real_preflight
 from scenarios.json_schema import scenario_schema
 from scenarios.load import Scenario, catalog, load
 from scenarios.real_preflight import RealOptions, plan
 from scenarios.real_scenario import GENUINE_TRAINER, for_real
+from scenarios.runner import run_in_sim
 from tests.scenarios.conftest import SMALL
 
 Make = Callable[..., Scenario]
@@ -141,6 +143,20 @@ def test_the_default_engine_needs_a_gpu_or_a_word_of_the_scenario(small: Make) -
 def test_ten_thousand_engines_are_too_many_for_this_machine() -> None:
     with pytest.raises(BadInput, match=r"10000 emulated replicas.*GB of memory, .* are free; run fewer"):
         plan(load("scale_10k"), RealOptions("emulated"))
+
+
+@pytest.mark.parametrize("name", ["publish_live_agents", "manual_1_2_1"])
+def test_memory_is_reckoned_with_every_actor_that_a_deployment_starts(name: str, tmp_path: pathlib.Path) -> None:
+    scenario = load(name)
+    run_in_sim(scenario, 1, out=tmp_path / "run", report=False)
+    started = {
+        event.actor
+        for event in RunDir(tmp_path / "run").read_events()
+        if event.kind == "actor.spawned" and event.data["role"] == "actor"
+    }
+    services = scenario.model.topology.services.values()
+    clients = sum(load.clients for load in scenario.model.workload)
+    assert len(started) == clients + sum(real_preflight._actors(service) for service in services)
 
 
 @pytest.mark.ray
