@@ -97,14 +97,15 @@ async def _admit(backend: LocalBackend, gateway: ActorHandle, engine: EngineAddr
 
 def engine_address(url: str) -> EngineAddress:
     """The address in ``http://host:port``. Raises Usage."""
-    parts = urllib.parse.urlsplit(url)
     try:
-        port = parts.port
-    except ValueError:
-        port = None
-    if parts.scheme != "http" or not parts.hostname or port is None or parts.path not in ("", "/") or parts.query:
+        parts = urllib.parse.urlsplit(url)
+        host, port = parts.hostname, parts.port
+    except ValueError:  # half an IPv6 address, or a port that is none
+        raise Usage(f"--engine {url}: give it as http://HOST:PORT") from None
+    more = parts.path not in ("", "/") or parts.query or parts.fragment or parts.username is not None
+    if parts.scheme != "http" or not host or not port or more:
         raise Usage(f"--engine {url}: give it as http://HOST:PORT")
-    return EngineAddress(f"{_in_url(parts.hostname)}:{port}", 0, parts.hostname, port)
+    return EngineAddress(f"{_in_url(host)}:{port}", 0, host, port)
 
 
 def _in_url(host: str) -> str:
@@ -115,9 +116,12 @@ def _token(path: str | None) -> str:
     if path is None:
         return ""
     try:
-        return pathlib.Path(path).read_text(encoding="utf-8").strip()
+        token = pathlib.Path(path).read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
         raise Usage(f"--token-file {path}: {getattr(error, 'strerror', None) or error}") from None
+    if not token:  # who names a file wants a token; served without one, everybody would be let in
+        raise Usage(f"--token-file {path}: is empty; write the token into it")
+    return token
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -31,6 +31,7 @@ def test_it_needs_no_ray() -> None:
     [
         ([*ENGINE, "--host", "0.0.0.0"], "reachable from other machines and needs a token"),
         ([*ENGINE, "--token-file", "/nowhere/token"], "--token-file /nowhere/token: No such file or directory"),
+        ([*ENGINE, "--token-file", "/dev/null"], "--token-file /dev/null: is empty"),
         ([*ENGINE, "--port", "70000"], "port Input should be less than or equal to 65535"),
         ([*ENGINE, "--attempts", "0"], "attempts Input should be greater than or equal to 1"),
         ([*ENGINE, *ENGINE], "--engine: the same address twice"),
@@ -38,6 +39,9 @@ def test_it_needs_no_ray() -> None:
         (["--engine", "https://x:1"], "give it as http://HOST:PORT"),
         (["--engine", "http://x:99999"], "give it as http://HOST:PORT"),
         (["--engine", "http://x:1/v1"], "give it as http://HOST:PORT"),
+        (["--engine", "http://x:0"], "give it as http://HOST:PORT"),
+        (["--engine", "http://[::1"], "give it as http://HOST:PORT"),
+        (["--engine", "http://me:secret@x:1"], "give it as http://HOST:PORT"),
     ],
 )
 def test_bad_usage_is_one_message_and_exit_code_2(
