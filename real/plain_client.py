@@ -11,7 +11,7 @@ import aiohttp
 
 from protocol.errors import ConnectionLost, HttpError
 from protocol.messages import AdminReply, EngineAddress, GenerateRequest, GenerateResult, VersionSpan, WeightUpdate
-from real.engines.prompts import prompt
+from real.engines import bodies
 from real.http_call import get_text, post_stream, post_text
 
 
@@ -36,16 +36,16 @@ class PlainEngineClient:
     async def generate(
         self, request: GenerateRequest, *, connect_timeout_s: float | None = None, read_timeout_s: float | None = None
     ) -> GenerateResult:
-        text = await self.forward(
-            "/generate", _body(request, False), connect_timeout_s=connect_timeout_s, read_timeout_s=read_timeout_s
-        )
+        body = bodies.generation(request, stream=False)
+        text = await self.forward("/generate", body, connect_timeout_s=connect_timeout_s, read_timeout_s=read_timeout_s)
         return self._result(request, _answer("/generate", text)["meta_info"])
 
     async def stream(
         self, request: GenerateRequest, *, connect_timeout_s: float | None = None, read_timeout_s: float | None = None
     ) -> AsyncIterator[int]:
+        body = bodies.generation(request, stream=True)
         events = self.forward_stream(
-            "/generate", _body(request, True), connect_timeout_s=connect_timeout_s, read_timeout_s=read_timeout_s
+            "/generate", body, connect_timeout_s=connect_timeout_s, read_timeout_s=read_timeout_s
         )
         async with contextlib.aclosing(events):
             async for event in events:
@@ -70,23 +70,16 @@ class PlainEngineClient:
             status = 200
         except HttpError as error:
             status, text = error.fields["status"], error.fields["body"]
-        try:
-            success = bool(json.loads(text).get("success", status == 200))
-        except (ValueError, AttributeError):
-            success = status == 200
-        return AdminReply(status, text, success)
+        return bodies.admin_reply(status, text)
 
     async def update_weights(
         self, update: WeightUpdate, *, connect_timeout_s: float | None = None, read_timeout_s: float | None = None
     ) -> AdminReply:
-        body = {
-            "model_path": update.path,
-            "weight_version": update.version,
-            "flush_cache": update.flush_cache,
-            "abort_all_requests": update.abort_all_requests,
-        }
         return await self.post(
-            "/update_weights_from_disk", body, connect_timeout_s=connect_timeout_s, read_timeout_s=read_timeout_s
+            "/update_weights_from_disk",
+            bodies.weight_update(update),
+            connect_timeout_s=connect_timeout_s,
+            read_timeout_s=read_timeout_s,
         )
 
     async def get(
@@ -139,12 +132,6 @@ class PlainEngineClient:
             engine=self._address.name,
             engine_incarnation=self._address.incarnation,
         )
-
-
-def _body(request: GenerateRequest, stream: bool) -> str:
-    sampling = {"max_new_tokens": request.max_new_tokens, "ignore_eos": request.ignore_eos, "temperature": 0}
-    ids = prompt(request)
-    return json.dumps({"rid": request.request_id, "input_ids": ids, "sampling_params": sampling, "stream": stream})
 
 
 def _answer(route: str, text: str) -> dict[str, Any]:

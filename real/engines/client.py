@@ -22,8 +22,7 @@ from protocol.errors import (
 )
 from protocol.messages import AdminReply, EngineAddress, GenerateRequest, GenerateResult, VersionSpan, WeightUpdate
 from real.caller import Caller
-from real.engines import headers
-from real.engines.prompts import prompt
+from real.engines import bodies, headers
 from real.engines.served import ending_of
 from real.engines.traffic import Message, Traffic
 from real.evidence import ProcessLog
@@ -183,20 +182,16 @@ class RealEngineClient:
     ) -> AdminReply:
         data = json.dumps(body).encode()
         answer, text = await self._call("POST", route, data, {}, connect_timeout_s, read_timeout_s, raises=False)
-        return _admin_reply(answer.status, text)
+        return bodies.admin_reply(answer.status, text)
 
     async def update_weights(
         self, update: WeightUpdate, *, connect_timeout_s: float | None = None, read_timeout_s: float | None = None
     ) -> AdminReply:
-        body: dict[str, Any] = {
-            "model_path": update.path,
-            "flush_cache": update.flush_cache,
-            "abort_all_requests": update.abort_all_requests,
-        }
-        if update.version:
-            body["weight_version"] = update.version
         return await self.post(
-            "/update_weights_from_disk", body, connect_timeout_s=connect_timeout_s, read_timeout_s=read_timeout_s
+            "/update_weights_from_disk",
+            bodies.weight_update(update),
+            connect_timeout_s=connect_timeout_s,
+            read_timeout_s=read_timeout_s,
         )
 
     async def get(
@@ -230,14 +225,7 @@ class RealEngineClient:
     # ---- inside ----
 
     def _generation(self, request: GenerateRequest, *, stream: bool) -> bytes:
-        sampling = {"max_new_tokens": request.max_new_tokens, "ignore_eos": request.ignore_eos, "temperature": 0}
-        body = {
-            "rid": request.request_id,
-            "input_ids": prompt(request, self._block_tokens),
-            "sampling_params": sampling,
-            "stream": stream,
-        }
-        return json.dumps(body, separators=(",", ":")).encode()
+        return bodies.generation(request, stream=stream, block_tokens=self._block_tokens).encode()
 
     @contextlib.asynccontextmanager
     async def _open(
@@ -344,16 +332,6 @@ def _error_in(data: bytes) -> HttpError | None:
     error = json.loads(data)["error"]
     code = error.get("code")
     return HttpError(status=int(code), body=str(error.get("message", ""))) if isinstance(code, int) else None
-
-
-def _admin_reply(status: int, text: str) -> AdminReply:
-    """SGLang answers some admin calls in JSON that has a message, others in plain text."""
-    said: Any = None
-    with contextlib.suppress(ValueError):
-        said = json.loads(text)
-    if not isinstance(said, dict):
-        return AdminReply(status, text, status == 200)
-    return AdminReply(status, str(said.get("message", text)), status == 200 and bool(said.get("success", True)))
 
 
 def _result(answer: aiohttp.ClientResponse, document: dict[str, Any]) -> GenerateResult:

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from protocol.messages import GenerateRequest
+from protocol.messages import AdminReply, GenerateRequest, WeightUpdate
 from protocol.ports import EngineSpec
-from real.engines import headers
+from real.engines import bodies, headers
 from real.engines.generations import StreamWatch
 from real.engines.kinds import command, environment
 from real.engines.leftovers import Leftovers, clear_leftovers
@@ -27,6 +27,25 @@ from real.engines.sockets import reserve
 from real.engines.weights import Weights
 from tests.real.engine_world import gone
 from tests.real.local_ray import ROOT
+
+
+def test_an_update_without_a_version_names_none() -> None:
+    assert "weight_version" not in bodies.weight_update(WeightUpdate("p", ""))
+    assert bodies.weight_update(WeightUpdate("p", "7"))["weight_version"] == "7"
+
+
+@pytest.mark.parametrize(
+    ("status", "text", "message", "success"),
+    [
+        (200, "Cache flushed.", "Cache flushed.", True),
+        (200, '{"success": false, "message": "busy"}', "busy", False),
+        (200, '{"status": "ok"}', '{"status": "ok"}', True),
+        (400, '{"message": "paused"}', "paused", False),
+        (400, "[]", "[]", False),
+    ],
+)
+def test_what_an_admin_answer_says(status: int, text: str, message: str, success: bool) -> None:
+    assert bodies.admin_reply(status, text) == AdminReply(status, message, success)
 
 
 def test_prompts_share_what_their_blocks_share() -> None:
