@@ -6,6 +6,7 @@ that is shared between processes survives a SIGKILL at any instruction. ``seq`` 
 
 from __future__ import annotations
 
+import errno
 import os
 import pathlib
 import time
@@ -36,9 +37,7 @@ class ProcessLog:
         clock_offset_ns: by how much this machine's clock is ahead of the driver's.
     """
 
-    def __init__(
-        self, folder: str, actor: str, incarnation: int, started_ns: int, clock_offset_ns: int = 0
-    ) -> None:
+    def __init__(self, folder: str, actor: str, incarnation: int, started_ns: int, clock_offset_ns: int = 0) -> None:
         self.actor = actor
         self.incarnation = incarnation
         self.n = 0
@@ -114,7 +113,11 @@ class ProcessLog:
                 self._write("run.anomaly", None, {"what": "breakpoint_unanswered", "detail": str(gone)})
 
     def _append(self, event: Event) -> None:
-        os.write(self._file, encode(event).encode())
+        line = encode(event).encode()
+        written = os.write(self._file, line)
+        if written < len(line):  # the disk is full: half a line would spoil the ones behind it
+            os.ftruncate(self._file, os.fstat(self._file).st_size - written)
+            raise OSError(errno.ENOSPC, f"an event of {self.actor} could not be written: {os.strerror(errno.ENOSPC)}")
 
     def now_ns(self) -> int:
         """The time of the run."""

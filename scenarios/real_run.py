@@ -103,6 +103,10 @@ def run_in_real(
     except (BadInput, ClusterFailed) as error:
         shutil.rmtree(directory.path)  # made here, and of no use without a run
         raise BadInput(str(error)) from error
+    except OSError as error:  # the run's own end is never one: a disk is full, or a folder was taken away
+        shutil.rmtree(directory.path, ignore_errors=True)
+        where = error.filename or f"{directory.path} or {folder}"
+        raise BadInput(f"{where}: {error.strerror or error}; the run was not kept") from error
     finally:
         with _uninterrupted():
             problems += warden.close()
