@@ -67,6 +67,8 @@ class RealBackend:
                 FaultyTraffic(links, self.log.faults),
             )  # fmt: skip
         self.crashed: Callable[[BaseException], None] = self.crash
+        self.ray_has_ended = False
+        """Set by who saw it: the run's end then asks Ray for nothing."""
 
     # ---- the port ----
 
@@ -218,8 +220,15 @@ class RealBackend:
             await remote.options(scheduling_strategy=there).remote(pid, number)
 
     async def end_run(self) -> None:
-        """End what the run has left, stopped processes and placement groups included."""
+        """End what the run has left, stopped processes and placement groups included.
+
+        A Ray that has ended can be asked for nothing: its calls wait for a minute, and then end this process.
+        """
         await self.caller.give_up()
+        if self.ray_has_ended:
+            if self._engines is not None:
+                await self._engines.close()
+            return
         if self._engines is not None:
             names = [card.name for card in self.census.everybody() if card.role == "engine"]
             await asyncio.gather(*(self._engines.discard(name) for name in names))

@@ -21,6 +21,7 @@ _LONGEST_SOCKET: Final = 107  # bytes of a Unix socket's path
 _RAYS_OWN: Final = len("/ray/session_2026-11-29_19-38-14_626265_4194304/sockets/plasma_store.99")
 _LOGICAL_CPUS: Final = 64  # an actor takes none, but Ray starts no more processes at once than there are
 _OBJECT_STORE_BYTES: Final = 80 * 1024 * 1024  # the least that Ray takes; messages of a run are small
+_VITAL: Final = ("gcs_server", "raylet")
 ROOT: Final = pathlib.Path(__file__).resolve().parent.parent
 
 
@@ -132,6 +133,14 @@ class LocalCluster:
     def restore(self, name: str) -> None:
         """Start a lost node again, empty, under the name that it had. Blocks until it is there, a second or two."""
         self._add(name)
+
+    def ended(self) -> str:
+        """The daemon that has ended although nobody lost its node: its name and the node; empty while all run."""
+        for name, node in list(self._nodes.items()):
+            for daemon, infos in node.all_processes.items():
+                if daemon in _VITAL and any(info.process.poll() is not None for info in infos):
+                    return f"{daemon} of {name}"
+        return ""
 
     def reap(self) -> None:
         """Collect the daemons, which the warden has ended: else they would stay zombies of this process."""

@@ -21,12 +21,13 @@ from scenarios.orchestrate import Held, Progress, conduct
 
 if TYPE_CHECKING:
     from real.backend import RealBackend
+    from real.cluster import LocalCluster
     from real.engines.settings import EngineSettings
     from real.faults.injection import ActiveFault, RealFaults
-    from real.faults.kinds import Machines
 
 _LOOK_S = 0.5
 _SHORT = 400  # characters of a report that go into one event
+_LONG = 8000  # of what ended the run: a component's own error may be of any length
 _WAITS = 200
 
 
@@ -66,7 +67,7 @@ class RealStage:
         run: str,
         folder: str,
         engines: EngineSettings,
-        machines: Machines | None,
+        machines: LocalCluster | None,
         watch: Callable[[RealStage], None] | None = None,
     ) -> None:
         from real.census import Census
@@ -108,6 +109,8 @@ class RealStage:
             run_real(self._body, folder=self._folder, engines=self._engines, run=self._run)
         except KeyboardInterrupt:
             self._ended("crash", "interrupted")
+        except asyncio.CancelledError:  # by the watching: Ray has ended
+            self._ended("crash", "cancelled")
         except Exception as error:  # of the driver itself, also at taking the run down
             self._ended("crash", f"{type(error).__name__}: {message_of(error)}")
         return self._end
@@ -127,7 +130,7 @@ class RealStage:
         self._breakpoints = Breakpoints(self._faults.site.writer, backend.log, self._run)
         await self._breakpoints.open()
         self._breakpoints.hook("fault.healed", lambda _: self.injector.look())
-        watching = asyncio.get_running_loop().create_task(self._keep_watching(), name="watching")
+        watching = asyncio.get_running_loop().create_task(self._keep_watching(asyncio.current_task()), name="watching")
         try:
             await self._conduct(model.limits.time_limit_s)
         finally:
@@ -165,7 +168,7 @@ class RealStage:
 
     def _ended(self, reason: str, detail: str) -> None:
         if self._end.reason == "completed":  # the first reason is the one
-            self._end.reason, self._end.detail = reason, detail
+            self._end.reason, self._end.detail = reason, detail[:_LONG]
 
     def _last_words(self) -> str:
         """What the engines that died of themselves said last."""
@@ -175,9 +178,16 @@ class RealStage:
                 return f"\n{death.actor} {death.data['reason']}: {death.data['detail']}"
         return ""
 
-    async def _keep_watching(self) -> None:
+    async def _keep_watching(self, body: asyncio.Task[Any] | None) -> None:
         while True:
             await asyncio.sleep(_LOOK_S)
+            if self._machines is not None and (daemon := self._machines.ended()):
+                # In a minute Ray would end this process too, and the evidence would go with the run's folder.
+                self._ended("crash", f"Ray's {daemon} has ended, and no fault did that")
+                self._backend.ray_has_ended = True
+                assert body is not None
+                body.cancel()
+                return
             self.tail.look()
             if self._watch is not None:
                 self._watch(self)

@@ -94,6 +94,20 @@ def test_an_interrupted_run_is_judged_inconclusive_and_cleaned_up(
     assert judge_run(RunDir.open(run.out)).result == "inconclusive"
 
 
+def test_the_end_of_ray_itself_ends_the_run_while_its_evidence_can_be_kept(
+    tmp_path: pathlib.Path, temporary: str
+) -> None:
+    with command(tmp_path, temporary, *EMULATED, "--no-report") as run:
+        run.wait_for_event("request.done")
+        (server,) = [pid for pid, said in run.processes().items() if said.split()[0].endswith("/gcs_server")]
+        os.kill(server, signal.SIGKILL)
+        code, out, err = run.wait(100)
+        assert code == 3, out + err
+        assert run.left() == []
+    assert "Ray's gcs_server of node-0 has ended, and no fault did that" in out
+    assert judge_run(RunDir.open(run.out)).result == "inconclusive"
+
+
 def test_an_engine_that_dies_at_its_start_fails_the_deployment_at_once(tmp_path: pathlib.Path, temporary: str) -> None:
     text = TINY.replace("engine: tiny-cpu", "engine: broken.yaml")
     profile = pathlib.Path(tmp_path, "broken.yaml")
