@@ -85,8 +85,9 @@ AUTOSCALER_SCENARIOS: dict[str, str] = {
         steps=_ANSWER_LOST,
         scaler={"scale_out_cooldown_secs": 100},
         most=4,
-        high_s=80,
-        ends_s=82,
+        arrivals="{closed_loop: {sessions: 30}}",  # two replicas are not enough for them
+        high_s=90,
+        ends_s=92,
     ),
     "auto_dirty": _scenario(
         "auto_dirty",
