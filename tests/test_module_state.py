@@ -75,7 +75,7 @@ def _offences(file: str, tree: ast.Module) -> list[str]:
     for node in tree.body:
         # An empty container at class level is there to be filled. (pydantic copies its models' defaults.)
         if isinstance(node, ast.ClassDef) and not any(
-            re.search("Model|Parameters", ast.unparse(b)) for b in node.bases
+            re.search("Model|Parameters|ComponentConfig", ast.unparse(b)) for b in node.bases
         ):
             for name, value in _bound(node.body):
                 if _is_mutable(value) and not getattr(value, "elts", getattr(value, "keys", ())):

@@ -56,7 +56,9 @@ class NoDriver:
 class StandIn(types.ModuleType):
     """A module of triton: classes for capitalised names, decorators and values for the others."""
 
-    __path__: list[str] = []
+    def __init__(self, name: str, doc: str | None = None) -> None:
+        super().__init__(name, doc)
+        self.__path__: list[str] = []  # a package: all that lies below it imports too
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
