@@ -104,15 +104,29 @@ class Warden:
     """
 
     def __init__(self, run: str, folder: str) -> None:
+        self._run = run
+        self._folder = folder
         self._sweeper = Sweeper(run, folder)
+        self._start()
+
+    def _start(self) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-I", "-S", os.path.abspath(__file__), run, folder],
+            [sys.executable, "-I", "-S", os.path.abspath(__file__), self._run, self._folder],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd="/",
             env={"PATH": os.defpath}, start_new_session=True, text=True,
         )  # fmt: skip
         answer = self._said()
         if answer != "ready":
             raise RuntimeError(f"the warden of the run did not start (it said {answer!r})")
+
+    def renew(self) -> None:
+        """Start another one if somebody has killed it: a driver that is killed next would leave everything behind."""
+        if self._process.poll() is None:
+            return
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                pipe.close()
+        self._start()
 
     @property
     def pid(self) -> int:

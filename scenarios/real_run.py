@@ -30,6 +30,7 @@ from scenarios.runner import conclude, preregistered, versions
 
 if TYPE_CHECKING:
     from real.merge import Merged
+    from real.warden import Warden
 
 _LOG_BYTES = 4_000_000  # of one log that is kept: its end
 _PACKAGES = ("protocol", "sim", "real", "scenarios", "analysis")
@@ -95,7 +96,7 @@ def run_in_real(
             _environment(run, folder, own_cluster=not plan.ray),
             _ray_talking_to(pathlib.Path(folder, "logs", "ray.log")),
         ):
-            end, problems = _live(plan, seed, run, folder, warden.sweep, watch)
+            end, problems = _live(plan, seed, run, folder, warden.sweep, _with_warden(warden, watch))
         if end.unfit:
             raise BadInput(f"{scenario.name}: {end.unfit}")
         merged = _merged(pathlib.Path(folder), end)
@@ -125,6 +126,15 @@ def run_in_real(
             raise
         raise BadInput(f"{directory.path}: cannot be written ({error.strerror}); the run was not kept") from error
     return RealRan(verdict, end, len(events), directory, time.perf_counter() - begun, problems)
+
+
+def _with_warden(warden: Warden, watch: Callable[[RealStage], None] | None) -> Callable[[RealStage], None]:
+    def look(stage: RealStage) -> None:
+        warden.renew()
+        if watch is not None:
+            watch(stage)
+
+    return look
 
 
 def _live(

@@ -115,6 +115,22 @@ def test_shared_memory_of_the_killed_is_removed_and_that_of_others_is_not(run: R
         os.unlink(shared)
 
 
+def test_a_killed_warden_is_followed_by_another_that_outlives_the_driver(run: Run) -> None:
+    driver = (
+        "import os, signal, sys, time; sys.path.insert(0, sys.argv[1])\n"
+        "from real.warden import Warden\n"
+        "warden = Warden(sys.argv[2], sys.argv[3])\nfirst = warden.pid\nwarden.renew()\n"
+        "assert warden.pid == first\nos.kill(first, signal.SIGKILL)\n"
+        "while warden.pid == first:\n    warden.renew()\n"
+        "print('up', flush=True); time.sleep(300)"
+    )
+    root = str(pathlib.Path(__file__).resolve().parents[2])
+    pid = run.start(driver, root, run.id, run.folder, marked=False)
+    sleeper = run.start(SLEEPER)
+    os.kill(pid, signal.SIGKILL)
+    until(lambda: not is_running(sleeper) and not os.path.exists(run.folder), 10)
+
+
 def test_where_the_warden_itself_is_killed_the_driver_does_its_work(run: Run) -> None:
     warden = Warden(run.id, run.folder)
     first = run.start(SLEEPER)
