@@ -35,14 +35,16 @@ from analysis.checks.scaling import (
     CleanMeansClean,
     GroupsReleasedOnce,
     NeverAboveTarget,
-    OneOperationAtATime,
-    OnlyIntegersAdmitted,
-    OperationsEnd,
     ProtectedAlive,
     RanksAreNotReused,
     RemovedWhileIdle,
-    SameKeySameOperation,
     VictimStaysOut,
+)
+from analysis.checks.scaling_operators import (
+    OneOperationAtATime,
+    OnlyIntegersAdmitted,
+    OperationsEnd,
+    SameKeySameOperation,
 )
 
 INVARIANTS: tuple[type[Check], ...] = (

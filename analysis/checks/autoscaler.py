@@ -11,10 +11,9 @@ from typing import Any
 
 from analysis.checks.base import Check, Group, Handler
 from analysis.checks.ledger import Ledger
-from analysis.checks.scaling_views import TERMINAL
+from analysis.checks.scaling_views import SUBMISSIONS, TERMINAL
 from protocol.evidence import Event
 
-SUBMISSIONS = ("scale_out", "scale_in")
 _BLINDING = ("metrics_missing", "metrics_nan", "sigstop")
 _SLACK_NS = 10**6
 

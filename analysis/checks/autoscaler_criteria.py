@@ -6,10 +6,10 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from analysis.checks.autoscaler import SUBMISSIONS
 from analysis.checks.base import Handler
 from analysis.checks.criteria import Criterion, Parameters
 from analysis.checks.ledger import Ledger
+from analysis.checks.scaling_views import SUBMISSIONS
 from protocol.evidence import Event
 
 

@@ -1,0 +1,226 @@
+"""Scaling as operators see it: what is admitted, which key stands for what, and how operations end (scaling.md 1, 2).
+
+Computed from the operators' own questions and answers.
+"""
+
+from __future__ import annotations
+
+from analysis.checks.base import Check, Handler, shown
+from analysis.checks.ledger import Ledger
+from analysis.checks.scaling_views import SUBMISSIONS, TERMINAL, Operators
+from protocol.evidence import Event
+
+_DAY_NS = 24 * 3600 * 10**9
+
+
+class OnlyIntegersAdmitted(Check):
+    """A submission whose target is no integer is refused: it is neither admitted nor a no-op (scaling.md 1.2)."""
+
+    name = "only_integers_admitted"
+    expected = "422 for a target that is no integer"
+    needs = ("scale.answered",)
+
+    def __init__(self, ledger: Ledger) -> None:
+        super().__init__(ledger)
+        self._operators = Operators()
+
+    def handlers(self) -> dict[str, Handler]:
+        return {"scale.asked": self._operators.on_asked, "scale.answered": self._on_answered}
+
+    def _on_answered(self, event: Event) -> None:
+        asked = self._operators.on_answered(event)
+        if asked is None or asked.data["route"] not in SUBMISSIONS:
+            return
+        self.judged += 1
+        if asked.data["target"] is None and event.data["status"] == 200:
+            self.violation(f"a target that is no integer was answered with {event.data['state']}", asked.seq, event.seq)
+
+    def observed(self) -> str:
+        return f"{self.judged} submissions, {self.violations} admitted that are no integer"
+
+
+class OneOperationAtATime(Check):
+    """No operation is admitted while another one of the service is not terminal, or not clean (scaling.md 1.8)."""
+
+    name = "one_operation_at_a_time"
+    expected = "each operation admitted finds all earlier ones terminal and clean"
+    needs = ("scale.answered",)
+
+    def __init__(self, ledger: Ledger) -> None:
+        super().__init__(ledger)
+        self._operators = Operators()
+        self._overlaps: dict[str, list[tuple[str, int]]] = {}  # earlier -> (admitted meanwhile, seq of its answer)
+
+    def handlers(self) -> dict[str, Handler]:
+        return {"scale.asked": self._operators.on_asked, "scale.answered": self._on_answered}
+
+    def _on_answered(self, event: Event) -> None:
+        operators, data = self._operators, event.data
+        is_new = data["operation"] not in operators.operations
+        asked = operators.on_answered(event)
+        if asked is None or data["status"] != 200:
+            return
+        if asked.data["route"] in SUBMISSIONS:
+            if data["operation"] and is_new:
+                self.judged += 1
+                for seen in operators.operations.values():
+                    if seen.service == asked.data["service"] and not seen.resolved and seen.id != data["operation"]:
+                        self._overlaps.setdefault(seen.id, []).append((data["operation"], event.seq))
+            return
+        open_still = data["state"] not in TERMINAL or data["cleanup"] == "true"
+        for other, admitted_seq in self._overlaps.pop(asked.data["operation"], ()):
+            # Asked after the other one was admitted and open even then, so it was open when that was admitted.
+            if asked.seq > admitted_seq and open_still:
+                self.violation(
+                    f"{other} was admitted while {asked.data['operation']} was {data['state']}"
+                    + (" and not cleaned up" if data["state"] in TERMINAL else ""),
+                    admitted_seq,
+                    event.seq,
+                )
+            elif asked.seq < admitted_seq:
+                self._overlaps.setdefault(asked.data["operation"], []).append((other, admitted_seq))
+
+    def observed(self) -> str:
+        return f"{self.judged} operations admitted, {self.violations} beside another"
+
+
+class SameKeySameOperation(Check):
+    """One idempotency key stands for one request and one answer for 24 h: the same operation, or the same no-op."""
+
+    name = "same_key_same_operation"
+    expected = "the same key and request: the same operation or no-op; another request: 409"
+    needs = ("scale.answered",)
+
+    def __init__(self, ledger: Ledger) -> None:
+        super().__init__(ledger)
+        self._operators = Operators()
+        self._answers: dict[tuple[str, str, str], tuple[Event, Event]] = {}
+
+    def handlers(self) -> dict[str, Handler]:
+        return {"scale.asked": self._operators.on_asked, "scale.answered": self._on_answered}
+
+    def _on_answered(self, event: Event) -> None:
+        asked = self._operators.on_answered(event)
+        if asked is None or asked.data["route"] not in SUBMISSIONS or asked.data["key"] is None:
+            return
+        key = (asked.data["service"], asked.data["direction"], asked.data["key"])
+        first = self._answers.get(key)
+        if event.data["status"] != 200:
+            if first is not None and event.data["code"] == "CONFLICT":
+                self._judge_conflict(asked, event, *first)
+            return
+        self.judged += 1
+        self._judge_direction(asked, event)
+        if first is None:
+            self._answers[key] = (asked, event)
+            return
+        was_asked, was_answered = first
+        if asked.t_ns - was_asked.t_ns >= _DAY_NS:
+            if event.data["operation"] != was_answered.data["operation"] or not event.data["operation"]:
+                self._answers[key] = (asked, event)
+            elif asked.t_ns > _ends(was_answered):
+                self.violation(f"key {key[2]!r} still answers after 24 h", was_answered.seq, event.seq)
+        elif _request(asked) != _request(was_asked):
+            if asked.seq > was_answered.seq:
+                self.violation(
+                    f"key {key[2]!r} was used for {_request(was_asked)} and answered for {_request(asked)} as well",
+                    was_answered.seq,
+                    event.seq,
+                )
+        elif event.data["operation"] != was_answered.data["operation"]:
+            self.violation(
+                f"key {key[2]!r} got {was_answered.data['operation'] or 'a no-op'} and then "
+                f"{event.data['operation'] or 'a no-op'}",
+                was_answered.seq,
+                event.seq,
+            )
+        elif not event.data["operation"] and _numbers(event) != _numbers(was_answered):
+            self.violation(
+                f"the no-op of key {key[2]!r} was {shown(_numbers(was_answered))} and then {shown(_numbers(event))}",
+                was_answered.seq,
+                event.seq,
+            )
+
+    def _judge_conflict(self, asked: Event, event: Event, was_asked: Event, was_answered: Event) -> None:
+        in_window = asked.t_ns - was_asked.t_ns < _DAY_NS
+        if in_window and asked.seq > was_answered.seq and _request(asked) == _request(was_asked):
+            self.judged += 1
+            self.violation(
+                f"key {asked.data['key']!r} was answered before; its retry is refused as a conflict",
+                was_answered.seq,
+                event.seq,
+            )
+
+    def _judge_direction(self, asked: Event, event: Event) -> None:
+        seen = self._operators.operations.get(event.data["operation"])
+        if seen is not None and seen.direction != asked.data["direction"]:
+            self.violation(
+                f"a {asked.data['direction']} was answered with {seen.id}, which is a {seen.direction}",
+                seen.admitted_seq,
+                event.seq,
+            )
+
+    def observed(self) -> str:
+        return f"{self.judged} answers with a key, {self.violations} not as before"
+
+
+def _request(asked: Event) -> tuple[object, object]:
+    return asked.data["target"], asked.data["timeout_s"]
+
+
+def _ends(answered: Event) -> int:
+    """When the window of a key is certainly over: its record was made before the answer."""
+    return answered.t_ns + _DAY_NS
+
+
+def _numbers(answered: Event) -> tuple[object, object]:
+    return answered.data["current"], answered.data["ready"]
+
+
+class OperationsEnd(Check):
+    """Every operation that was admitted is terminal by the end, and a terminal state is never changed.
+
+    The cleanup flag may drop from true to false; it never rises (scaling.md 1.5, 2.3).
+    """
+
+    name = "operations_end"
+    expected = "each operation admitted ends, once"
+    needs = ("scale.answered",)
+
+    def __init__(self, ledger: Ledger) -> None:
+        super().__init__(ledger)
+        self._operators = Operators()
+
+    def handlers(self) -> dict[str, Handler]:
+        return {"scale.asked": self._operators.on_asked, "scale.answered": self._on_answered}
+
+    def _on_answered(self, event: Event) -> None:
+        asked = self._operators.asked.get(event.data["ask"])
+        before = None if asked is None else self._operators.operations.get(asked.data["operation"])
+        if asked is not None and before is not None and event.data["status"] == 200:
+            changed = before.terminal and event.data["state"] != before.state
+            rose = before.resolved and event.data["cleanup"] == "true"
+            if asked.seq > before.last_seq and (changed or rose):
+                self.violation(
+                    f"{before.id} was {before.state} and is {event.data['state']}"
+                    + (" and not clean any more" if rose else ""),
+                    before.last_seq,
+                    event.seq,
+                )
+        elif asked is not None and before is not None and event.data["status"] == 404:
+            self.violation(f"{before.id} was admitted and is not known any more", before.admitted_seq, event.seq)
+        self._operators.on_answered(event)
+
+    def conclude(self) -> None:
+        for seen in self._operators.operations.values():
+            self.judged += 1
+            if seen.terminal:
+                continue
+            text = f"{seen.id} was admitted and is {seen.state} where the evidence ends"
+            if self.ledger.finished is None:
+                self.doubt(text, seen.admitted_seq)
+            else:
+                self.violation(text, seen.admitted_seq, seen.last_seq)
+
+    def observed(self) -> str:
+        return f"{self.judged} operations admitted, {self.violations} without one end"
