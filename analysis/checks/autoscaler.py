@@ -253,7 +253,8 @@ class AutoscalerSustained(Check):
         if settings is None:
             return
         gap_ns = 2 * round(settings["evaluation_interval_s"] * 1e9) + _SLACK_NS
-        broken = frame["is_empty"] or (before is not None and event.t_ns - before.t_ns > gap_ns)
+        # Before the first frame nothing was seen at all: no condition has held for longer than since then.
+        broken = frame["is_empty"] or before is None or event.t_ns - before.t_ns > gap_ns
         if broken:
             self._broken[service, "scale_out"] = event
         if broken or frame["unknown_engines"]:
@@ -266,8 +267,8 @@ class AutoscalerSustained(Check):
         needed_s = settings["out_duration_s" if action == "scale_out" else "in_duration_s"]
         if seen is not None and event.t_ns - seen.t_ns + _SLACK_NS < round(needed_s * 1e9):
             self.violation(
-                f"{action} {(event.t_ns - seen.t_ns) / 1e9:.1f} s after a frame that says nothing; its conditions must "
-                f"hold for {needed_s:g} s",
+                f"{action} {(event.t_ns - seen.t_ns) / 1e9:.1f} s after its first frame, one that says nothing, or a gap; its "
+                f"conditions must hold for {needed_s:g} s",
                 seen.seq,
                 event.seq,
             )

@@ -175,6 +175,15 @@ def test_a_decision_soon_after_a_frame_that_says_nothing() -> None:
     assert sustained((90, {"empty": True}), action="scale_out") == "fail"
 
 
+def test_a_decision_soon_after_the_first_frame() -> None:
+    for at_s, expected in ((15, "fail"), (20, "pass")):
+        h = Autoscaled()
+        for second in range(5, at_s, 5):
+            h.evaluated(second)
+        h.evaluated(at_s, "scale_out")
+        assert row(h, "autoscaler_sustained").result == expected
+
+
 def test_a_decision_soon_after_a_gap() -> None:
     absent: dict[str, Any] = {}
     h = Autoscaled()
