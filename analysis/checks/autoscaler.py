@@ -267,7 +267,7 @@ class AutoscalerSustained(Check):
         needed_s = settings["out_duration_s" if action == "scale_out" else "in_duration_s"]
         if seen is not None and event.t_ns - seen.t_ns + _SLACK_NS < round(needed_s * 1e9):
             self.violation(
-                f"{action} {(event.t_ns - seen.t_ns) / 1e9:.1f} s after its first frame, one that says nothing, or a gap; its "
+                f"{action} {(event.t_ns - seen.t_ns) / 1e9:.1f} s after its first frame, an empty one or a gap; its "
                 f"conditions must hold for {needed_s:g} s",
                 seen.seq,
                 event.seq,
