@@ -99,7 +99,7 @@ def test_the_death_of_the_driver_is_the_end_of_its_run(run: Run) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         os.kill(warden, number)  # a closing terminal reaches it too
     os.kill(pid, signal.SIGKILL)
-    until(lambda: not is_running(sleeper) and not os.path.exists(run.folder) and not is_running(warden), 5)
+    until(lambda: not is_running(sleeper) and not os.path.exists(run.folder) and not is_running(warden), 15)
 
 
 def test_shared_memory_of_the_killed_is_removed_and_that_of_others_is_not(run: Run) -> None:
