@@ -74,12 +74,7 @@ def free_port() -> int:
 def start_engine(folder: pathlib.Path, port: int | None = None) -> Process:
     """An emulated engine that starts in a second."""
     port = free_port() if port is None else port
-    text = (ROOT / "sim" / "profiles" / "qwen3-0.6b-rtx4090.yaml").read_text(encoding="utf-8")
-    quick, replaced = re.subn(r"(?m)^  startup: \{value: [0-9.]+", "  startup: {value: 1.0", text)
-    assert replaced == 1
-    profile = folder / "quick.yaml"
-    profile.write_text(quick, encoding="utf-8")
-    where = ["--profile", str(profile), "--port", str(port)]
+    where = ["--profile", "qwen3-0.6b-rtx4090", "--startup-s", "1", "--port", str(port)]
     engine = Process(["real.emulated", *where], folder / f"engine-{port}-{time.monotonic_ns()}.log")
     engine.url = f"http://127.0.0.1:{port}"
     return engine
