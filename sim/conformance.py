@@ -298,6 +298,9 @@ def run_module(name: str, counted: _Counted, deviations: Sequence[Deviation] = D
     result = _Result(counted)
     report = ModuleReport(name)
     report.collected = len(tests)
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        # A shell starts its background jobs deaf to Ctrl-C; tests of the runner send it to themselves.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     handler = signal.signal(signal.SIGALRM, _overdue)
     try:
         with substituted(counted, [module]), warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
