@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import traceback
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -75,7 +76,12 @@ def test_fact(arm: EngineArm, seen: dict[str, str], fact: Fact) -> None:
     judge(arm, fact, seen[name_of(fact)])
 
 
-@pytest.mark.parametrize("fact", ENDING, ids=name_of)
+def _marked(fact: Fact) -> Any:
+    """A minute of silence in real time is for the slow tests."""
+    return pytest.param(fact, marks=pytest.mark.slow) if name_of(fact) == "sigkill_of_the_detokenizer" else fact
+
+
+@pytest.mark.parametrize("fact", [_marked(fact) for fact in ENDING], ids=name_of)
 def test_fact_that_ends_the_engine(arm: EngineArm, fact: Fact) -> None:
     async def body(backend: Backend) -> str:
         stage = await Stage.open(backend, arm.hands, arm.spec, "engine-0")
