@@ -476,7 +476,7 @@ async def fact_sigterm_lets_go_slowly(stage: Stage) -> None:
     assert (await first).completion_tokens == stage.lasting(4.0)
     assert await gone(stage, 14.0)
     took = stage.now - began
-    assert 4.5 < took < 8.5, took
+    assert 4.5 < took < 16, took  # it polls at 5 s; a busy machine adds to it
 
 
 async def fact_sigterm_waits_for_traffic(stage: Stage) -> None:
