@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 from protocol.errors import message_of
 from protocol.evidence import SCHEMA_VERSION, Event
 from scenarios.deploy import DeployFailed, EngineDiedAtStart
-from scenarios.injector import NS, Aim, Injector, SeenReplica, StepRefused
+from scenarios.fault_port import FaultPort
+from scenarios.injector import NS, Injector, SeenReplica
 from scenarios.load import Scenario
 from scenarios.orchestrate import Held, Progress, conduct
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from real.backend import RealBackend
     from real.cluster import LocalCluster
     from real.engines.settings import EngineSettings
-    from real.faults.injection import ActiveFault, RealFaults
+    from real.faults.injection import RealFaults
 
 _LOOK_S = 0.5
 _SHORT = 400  # characters of a report that go into one event
@@ -46,7 +47,7 @@ class RealEnd:
     """Why there was no run at all: an engine that cannot even start, with its last words."""
 
 
-class RealStage:
+class RealStage(FaultPort):
     """One scenario in the real world, on the Ray cluster that this process is connected to.
 
     Args:
@@ -58,6 +59,8 @@ class RealStage:
         machines: the nodes, where they are the run's own.
         watch: called twice a second.
     """
+
+    faults: RealFaults
 
     def __init__(
         self,
@@ -73,6 +76,7 @@ class RealStage:
         from real.census import Census
         from real.tail import EvidenceTail
 
+        super().__init__()
         self.scenario = scenario
         self.seed = seed
         self._run = run
@@ -87,8 +91,6 @@ class RealStage:
         self._quiet = asyncio.Event()
         self._listen: Callable[[str, Any], None] | None = None
         self._backend: RealBackend
-        self._faults: RealFaults
-        self._timed: list[ActiveFault] = []
         self._loop_origin: float | None = None  # the loop's time at that of the run's start
         self._timers = 0
         self._end = RealEnd("completed", "", 0.0, [], [])
@@ -126,8 +128,8 @@ class RealStage:
             clock_error_ns=backend.run.clock_error_ns, schema=SCHEMA_VERSION,
         )  # fmt: skip
         bandwidth = model.storage.bandwidth_bytes_per_s
-        self._faults = real_faults(backend, bandwidth=bandwidth, machines=self._machines)
-        self._breakpoints = Breakpoints(self._faults.site.writer, backend.log, self._run)
+        self.faults = real_faults(backend, bandwidth=bandwidth, machines=self._machines)
+        self._breakpoints = Breakpoints(self.faults.site.writer, backend.log, self._run)
         await self._breakpoints.open()
         self._breakpoints.hook("fault.healed", lambda _: self.injector.look())
         watching = asyncio.get_running_loop().create_task(self._keep_watching(asyncio.current_task()), name="watching")
@@ -277,35 +279,6 @@ class RealStage:
 
     def below(self, n: int) -> int:
         return self._draws.randrange(n)
-
-    def inject(
-        self,
-        name: str,
-        aim: Aim,
-        params: dict[str, Any],
-        *,
-        must_hit: dict[str, dict[str, int]],
-        for_s: float | None,
-        transient: bool,
-    ) -> None:
-        from real.faults.kinds import FaultRefused, Target
-
-        target = Target(aim.name, aim.source, aim.destination, aim.prefix)
-        try:
-            fault = self._faults.inject(name, target, params, must_hit=must_hit, for_s=for_s, transient=transient)
-        except FaultRefused as error:
-            raise StepRefused(str(error)) from error
-        if for_s is not None:
-            self._timed.append(fault)
-
-    def heal_all(self) -> None:
-        self._faults.heal_all()
-
-    def active(self) -> int:
-        return len(self._faults.active)
-
-    def timed(self) -> int:
-        return sum(not fault.healed for fault in self._timed)
 
     def verb(self, name: str, params: Any) -> None:
         if self._listen is not None:

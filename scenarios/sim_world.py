@@ -10,12 +10,11 @@ from typing import Any
 from protocol.errors import message_of
 from protocol.evidence import Event
 from scenarios.deploy import DeployFailed
-from scenarios.injector import Aim, Injector, SeenReplica, StepRefused
+from scenarios.fault_port import FaultPort
+from scenarios.injector import Injector, SeenReplica
 from scenarios.load import Scenario
 from scenarios.orchestrate import Held, Progress, conduct
 from sim.clock import SimulationStopped
-from sim.fault_kinds import FaultRefused
-from sim.fault_kinds import Target as FaultTarget
 from sim.network import LinkSpec
 from sim.resources import show
 from sim.simulation import Simulation
@@ -37,7 +36,7 @@ class SimResult:
     """Steps that could not be done."""
 
 
-class SimStage:
+class SimStage(FaultPort):
     """One scenario in one simulated world; a context manager.
 
     Args:
@@ -61,6 +60,7 @@ class SimStage:
         copy_always: bool = False,
         hang_after_s: float | None = None,
     ) -> None:
+        super().__init__()
         self.scenario = scenario
         self.seed = seed
         model = scenario.model
@@ -80,7 +80,6 @@ class SimStage:
         self.progress = Progress()
         self._born: dict[str, int] = {}
         self._launches = 0
-        self._timed: set[int] = set()  # numbers of faults with a time to heal at; asked for membership only
         self._draws = self.world.stream("injector")
         self._quiet = asyncio.Event()
         self._listen: Callable[[str, Any], None] | None = None
@@ -217,33 +216,6 @@ class SimStage:
 
     def below(self, n: int) -> int:
         return self._draws.below(n)
-
-    def inject(
-        self,
-        name: str,
-        aim: Aim,
-        params: dict[str, Any],
-        *,
-        must_hit: dict[str, dict[str, int]],
-        for_s: float | None,
-        transient: bool,
-    ) -> None:
-        target = FaultTarget(aim.name, aim.source, aim.destination, aim.prefix)
-        try:
-            fault = self.faults.inject(name, target, params, must_hit=must_hit, for_s=for_s, transient=transient)
-        except FaultRefused as error:
-            raise StepRefused(str(error)) from error
-        if for_s is not None:
-            self._timed.add(fault.number)
-
-    def heal_all(self) -> None:
-        self.faults.heal_all()
-
-    def active(self) -> int:
-        return len(self.faults.active)
-
-    def timed(self) -> int:
-        return sum(fault.number in self._timed for fault in self.faults.active)
 
     def verb(self, name: str, params: Any) -> None:
         if self._listen is not None:

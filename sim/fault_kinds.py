@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from protocol.faulting import FaultRefused, Target
 from sim.actors import ActorProcess
 from sim.cluster import Node
 from sim.engines import EngineProcess
@@ -24,10 +25,6 @@ if TYPE_CHECKING:
     from sim.storage import SharedStorage
 
 
-class FaultRefused(Exception):
-    """A fault that cannot be done to this target; the text says why. Nothing was done."""
-
-
 @dataclass(slots=True)
 class Site:
     """What faults act on."""
@@ -38,25 +35,6 @@ class Site:
     cluster: Cluster
     storage: SharedStorage
     engines: SharedEngines
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """What a fault is aimed at. Which fields count depends on the fault.
-
-    ``name``: a process or node. ``source``, ``destination``: a link, as process or node names (``*`` for any).
-    ``prefix``: of storage paths.
-    """
-
-    name: str = ""
-    source: str = "*"
-    destination: str = "*"
-    prefix: str = ""
-
-    def __str__(self) -> str:
-        if self.name:
-            return self.name
-        return self.prefix or f"{self.source}>{self.destination}"
 
 
 class Fault:

@@ -1,8 +1,6 @@
-"""Injecting and healing faults in the simulated world, and the record of what each one met.
+"""The faults in force in the simulated world (`protocol.faulting`), injected and healed synchronously.
 
-A fault is injected and healed synchronously, at an instant or at the emission of an event. What it meets at once
-(requests in flight) goes into ``fault.injected``; each later hit is a ``fault.hit``; ``fault.healed`` says whether it
-met what it had to.
+That is at an instant or at the emission of an event. A hit is counted and recorded here, by who met it.
 """
 
 from __future__ import annotations
@@ -10,49 +8,47 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from sim.fault_kinds import IMPLEMENTED, Fault, Site, Target
+from protocol import faulting
+from protocol.faulting import FaultsInForce, MustHit, Target
+from sim.fault_kinds import IMPLEMENTED, Fault, Site
 from sim.timings import ns
 
 if TYPE_CHECKING:
     from sim.clock import Entry
 
 
-class ActiveFault:
-    """A fault that was injected: its number, its count of hits, and its healing."""
+class ActiveFault(faulting.ActiveFault):
+    """A fault that was injected: its count of hits, and its healing on the simulated clock."""
 
     def __init__(
-        self, faults: Faults, number: int, name: str, target: Target, params: dict[str, Any],
-        must_hit: dict[str, dict[str, int]],
-    ) -> None:  # fmt: skip
+        self, faults: Faults, number: int, name: str, target: Target, params: dict[str, Any], must_hit: MustHit
+    ) -> None:
+        super().__init__(number, name, target, params, must_hit)
         self._faults = faults
-        self.number = number
-        self.name = name
-        self.target = target
-        self.hits = 0
-        self.healed = False
-        self.must_hit = must_hit
-        self.observed: dict[str, int] = {}
-        self._count = params.get("count")
+        self._hits = 0
         self._timer: Entry | None = None
         self.fault: Fault = IMPLEMENTED[name](faults.site, target, params, self._hit)
+
+    @property
+    def hits(self) -> int:
+        return self._hits
 
     def _hit(self, what: str) -> None:
         if self.healed:
             return
-        self.hits += 1
-        world = self._faults.site.world
-        world.observe("fault.hit", fault=self.number, what=what, count=self.hits)
-        if self._count is not None and self.hits >= self._count:
+        self._hits += 1
+        self._faults.record("fault.hit", fault=self.number, what=what, count=self._hits)
+        if self.limit is not None and self._hits >= self.limit:
             # Spent. Healed a moment later, for the hit is reported from inside of what it befell.
-            world.clock.call_after(0, self.heal)
+            self._faults.site.world.clock.call_after(0, self.heal)
 
-    def satisfied(self) -> bool:
-        """Whether it has met what it had to."""
-        met = {**self.observed, "hits": self.hits}
-        return all(met.get(what, 0) >= bound.get("at_least", 1) for what, bound in self.must_hit.items())
+    def look(self) -> dict[str, int]:
+        return self.fault.look()
+
+    def inject(self) -> None:
+        self.fault.inject()
 
     def heal(self) -> None:
-        """End it. Idempotent."""
         if self.healed:
             return
         self.fault.heal()
@@ -61,12 +57,12 @@ class ActiveFault:
             self._timer.cancel()
         self._faults.closed(self)
 
-    def heal_after(self, delay_ns: int) -> None:
-        self._timer = self._faults.site.world.clock.call_after(delay_ns, self.heal)
+    def heal_after(self, delay_s: float) -> None:
+        self._timer = self._faults.site.world.clock.call_after(ns(delay_s), self.heal)
 
 
-class Faults:
-    """Injects and heals the faults of one run.
+class Faults(FaultsInForce[ActiveFault]):
+    """The faults of one simulated run.
 
     Args:
         site: what they act on.
@@ -74,57 +70,11 @@ class Faults:
     """
 
     def __init__(self, site: Site, on_idle: Callable[[], None] | None = None) -> None:
+        super().__init__(on_idle)
         self.site = site
-        self.on_idle = on_idle
-        self.active: list[ActiveFault] = []
-        self.injected = 0
 
-    def inject(
-        self,
-        name: str,
-        target: Target,
-        params: dict[str, Any],
-        *,
-        must_hit: dict[str, dict[str, int]],
-        for_s: float | None = None,
-        transient: bool = False,
-    ) -> ActiveFault:
-        """Inject now.
+    def make(self, number: int, name: str, target: Target, params: dict[str, Any], must_hit: MustHit) -> ActiveFault:
+        return ActiveFault(self, number, name, target, params, must_hit)
 
-        Args:
-            for_s: heal after so many seconds; None: when spent, or at ``heal_all``.
-            transient: it is over the moment it is done (sigkill): healing it is somebody else's job.
-
-        Raises:
-            FaultRefused: it cannot be done; nothing was done.
-        """
-        fault = ActiveFault(self, self.injected + 1, name, target, params, must_hit)
-        self.injected += 1
-        world = self.site.world
-        fault.observed = fault.fault.look()  # before its record, which precedes its effect, as every event's does
-        world.observe(
-            "fault.injected", fault=fault.number, name=name, target=str(target), params=params, must_hit=must_hit,
-            observed=fault.observed,
-        )  # fmt: skip
-        self.active.append(fault)
-        fault.fault.inject()
-        if transient:
-            fault.heal()
-        elif for_s is not None:
-            fault.heal_after(ns(for_s))
-        return fault
-
-    def closed(self, fault: ActiveFault) -> None:
-        """A fault has healed."""
-        self.active.remove(fault)
-        self.site.world.observe(
-            "fault.healed", fault=fault.number, name=fault.name, target=str(fault.target), hits=fault.hits,
-            satisfied=fault.satisfied(),
-        )  # fmt: skip
-        if not self.active and self.on_idle is not None:
-            self.on_idle()
-
-    def heal_all(self) -> None:
-        """Heal what is still in force, in the order of injection."""
-        for fault in list(self.active):
-            fault.heal()
+    def record(self, kind: str, **fields: Any) -> None:
+        self.site.world.observe(kind, **fields)

@@ -1,8 +1,6 @@
-"""Injecting and healing faults in the real world, and the record of what each one met: as ``sim/faults.py``.
+"""The faults in force in the real world (`protocol.faulting`), injected synchronously in the driver's loop.
 
-A fault is injected synchronously, in the driver's loop. What it meets at once goes into ``fault.injected``; each later
-hit is a ``fault.hit`` by the process that met it, counted in files (`real.faults.table`); ``fault.healed`` says whether
-it met what it had to.
+A hit is recorded by the process that met it, and counted in files (`real.faults.table`).
 """
 
 from __future__ import annotations
@@ -11,6 +9,8 @@ import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
+from protocol import faulting
+from protocol.faulting import FaultsInForce, MustHit, Target
 from real.census import Census
 from real.faults.kinds import (
     ClockSkew,
@@ -24,7 +24,6 @@ from real.faults.kinds import (
     Site,
     StorageFault,
     TabledFault,
-    Target,
 )
 from real.faults.nodes import NodeLoss
 from real.faults.processes import RestartEmpty, Sigkill, Sigstop, Slow, Wedge
@@ -64,41 +63,33 @@ IMPLEMENTED: Final[dict[str, type[Fault]]] = {
 _POLL_S = 0.02
 
 
-class ActiveFault:
-    """A fault that was injected: its number, its count of hits, and its healing."""
+class ActiveFault(faulting.ActiveFault):
+    """A fault that was injected: its count of hits over all processes, and its healing on the driver's loop."""
 
     def __init__(
-        self, faults: RealFaults, number: int, name: str, target: Target, params: dict[str, Any],
-        must_hit: dict[str, dict[str, int]],
-    ) -> None:  # fmt: skip
+        self, faults: RealFaults, number: int, name: str, target: Target, params: dict[str, Any], must_hit: MustHit
+    ) -> None:
+        super().__init__(number, name, target, params, must_hit)
         self._faults = faults
-        self.number = number
-        self.name = name
-        self.target = target
-        self.healed = False
-        self.must_hit = must_hit
-        self.observed: dict[str, int] = {}
-        self.limit: int | None = params.get("count")
         self._timer: asyncio.TimerHandle | None = None
         self.fault = IMPLEMENTED[name](faults.site, number, name, target, params, self._hit)
         self._own_hits = 0
 
     def _hit(self, what: str) -> None:
         self._own_hits += 1
-        self._faults.site.backend.log.emit("fault.hit", fault=self.number, what=what, count=self._own_hits)
+        self._faults.record("fault.hit", fault=self.number, what=what, count=self._own_hits)
 
     @property
     def hits(self) -> int:
-        """What all processes have met so far."""
         return self._own_hits + self._faults.site.writer.hits(self.number)
 
-    def satisfied(self) -> bool:
-        """Whether it has met what it had to."""
-        met = {**self.observed, "hits": self.hits}
-        return all(met.get(what, 0) >= bound.get("at_least", 1) for what, bound in self.must_hit.items())
+    def look(self) -> dict[str, int]:
+        return self.fault.look()
+
+    def inject(self) -> None:
+        self._attempt(self.fault.inject, "inject")
 
     def heal(self) -> None:
-        """End it. Idempotent."""
         if self.healed:
             return
         self.healed = True
@@ -107,17 +98,14 @@ class ActiveFault:
             self._timer.cancel()
         self._faults.closed(self)
 
-    def inject(self) -> None:
-        self._attempt(self.fault.inject, "inject")
+    def heal_after(self, delay_s: float) -> None:
+        self._timer = asyncio.get_running_loop().call_later(delay_s, self.heal)
 
     def _attempt(self, act: Callable[[], None], what: str) -> None:
         try:
             act()
         except Exception as error:  # of Ray or the machine: raised in a timer of the loop it would only be logged
             self._faults.site.failed(f"{what} {self.name} {self.target}", error)
-
-    def heal_after(self, delay_s: float) -> None:
-        self._timer = asyncio.get_running_loop().call_later(delay_s, self.heal)
 
 
 def real_faults(
@@ -139,8 +127,8 @@ def real_faults(
     return RealFaults(Site(backend, TableWriter(folder), Census(folder), bandwidth, machines), on_idle)
 
 
-class RealFaults:
-    """Injects and heals the faults of one run, in the driver's loop.
+class RealFaults(FaultsInForce[ActiveFault]):
+    """The faults of one real run, in the driver's loop.
 
     Args:
         site: what they act on.
@@ -148,11 +136,15 @@ class RealFaults:
     """
 
     def __init__(self, site: Site, on_idle: Callable[[], None] | None = None) -> None:
+        super().__init__(on_idle)
         self.site = site
-        self.on_idle = on_idle
-        self.active: list[ActiveFault] = []
-        self.injected = 0
         self._poll: asyncio.TimerHandle | None = None
+
+    def make(self, number: int, name: str, target: Target, params: dict[str, Any], must_hit: MustHit) -> ActiveFault:
+        return ActiveFault(self, number, name, target, params, must_hit)
+
+    def record(self, kind: str, **fields: Any) -> None:
+        self.site.backend.log.emit(kind, **fields)
 
     def inject(
         self,
@@ -160,50 +152,14 @@ class RealFaults:
         target: Target,
         params: dict[str, Any],
         *,
-        must_hit: dict[str, dict[str, int]],
+        must_hit: MustHit,
         for_s: float | None = None,
         transient: bool = False,
     ) -> ActiveFault:
-        """Inject now.
-
-        Args:
-            for_s: heal after so many seconds; None: when spent, or at ``heal_all``.
-            transient: it is over the moment it is done (sigkill): healing it is somebody else's job.
-
-        Raises:
-            FaultRefused: it cannot be done; nothing was done.
-        """
-        fault = ActiveFault(self, self.injected + 1, name, target, params, must_hit)
-        self.injected += 1
-        fault.observed = fault.fault.look()  # before its record, which precedes its effect, as every event's does
-        self.site.backend.log.emit(
-            "fault.injected", fault=fault.number, name=name, target=str(target), params=params, must_hit=must_hit,
-            observed=fault.observed,
-        )  # fmt: skip
-        self.active.append(fault)
-        fault.inject()
-        if transient:
-            fault.heal()
-        elif for_s is not None:
-            fault.heal_after(for_s)
+        fault = super().inject(name, target, params, must_hit=must_hit, for_s=for_s, transient=transient)
         if not fault.healed and fault.limit is not None and self._poll is None:
             self._look_for_spent()
         return fault
-
-    def closed(self, fault: ActiveFault) -> None:
-        """A fault has healed."""
-        self.active.remove(fault)
-        self.site.backend.log.emit(
-            "fault.healed", fault=fault.number, name=fault.name, target=str(fault.target), hits=fault.hits,
-            satisfied=fault.satisfied(),
-        )  # fmt: skip
-        if not self.active and self.on_idle is not None:
-            self.on_idle()
-
-    def heal_all(self) -> None:
-        """Heal what is still in force, in the order of injection."""
-        for fault in list(self.active):
-            fault.heal()
 
     def _look_for_spent(self) -> None:
         """Heal what has had its last hit. Its hits are other processes', so nobody tells: they are counted."""

@@ -12,6 +12,7 @@ from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from protocol.errors import SeatrialError
+from protocol.faulting import FaultRefused, Target
 from real.faults.stops import Stops
 from real.faults.table import Standing, TableWriter
 
@@ -21,29 +22,6 @@ if TYPE_CHECKING:
 
 
 _LOOK_S: Final = 0.05
-
-
-class FaultRefused(Exception):
-    """A fault that cannot be done to this target; the text says why. Nothing was done."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Target:
-    """What a fault is aimed at. Which fields count depends on the fault.
-
-    ``name``: a process or node. ``source``, ``destination``: a link, as process or node names (``*`` for any).
-    ``prefix``: of storage paths.
-    """
-
-    name: str = ""
-    source: str = "*"
-    destination: str = "*"
-    prefix: str = ""
-
-    def __str__(self) -> str:
-        if self.name:
-            return self.name
-        return self.prefix or f"{self.source}>{self.destination}"
 
 
 class Machines(Protocol):

@@ -6,8 +6,9 @@ import contextlib
 import os
 import signal
 
+from protocol.faulting import FaultRefused
 from real.engines.tree import parent_of
-from real.faults.kinds import Fault, FaultRefused, Machines
+from real.faults.kinds import Fault, Machines
 
 
 class NodeLoss(Fault):

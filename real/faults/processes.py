@@ -13,9 +13,10 @@ import sys
 from typing import Any
 
 from protocol.errors import NameTaken
+from protocol.faulting import FaultRefused
 from real.census import ProcessCard
 from real.engines.tree import Part, pid_of, tree_of
-from real.faults.kinds import Fault, FaultRefused
+from real.faults.kinds import Fault
 
 _DUTY = pathlib.Path(__file__).with_name("duty.py")
 _FREED_WITHIN_S = 30.0

@@ -76,7 +76,8 @@ class FaultedArm:
         return self._in_sim(body) if self.name == "sim" else self._on_ray(body)
 
     def _in_sim(self, body: Body) -> list[Event]:
-        from sim.fault_kinds import FaultRefused, Sigstop, Target
+        from protocol.faulting import FaultRefused, Target
+        from sim.fault_kinds import Sigstop
         from sim.simulation import Simulation
 
         events: list[Event] = []
@@ -93,10 +94,10 @@ class FaultedArm:
         return events
 
     def _on_ray(self, body: Body) -> list[Event]:
+        from protocol.faulting import FaultRefused, Target
         from real.backend import run_real
         from real.engines.settings import EngineSettings
         from real.faults.injection import real_faults
-        from real.faults.kinds import FaultRefused, Target
 
         async def bounded(port: Any) -> None:
             faults = real_faults(port)

@@ -18,10 +18,10 @@ pytestmark = [pytest.mark.ray, pytest.mark.sglang_cpu]
 
 
 def test_processes_of_genuine_sglang(ray_session: None, tmp_path: pathlib.Path) -> None:
+    from protocol.faulting import Target
     from real.backend import run_real
     from real.engines.settings import EngineSettings
     from real.faults.injection import real_faults
-    from real.faults.kinds import Target
 
     python = sglang_cpu_python()
     assert python is not None

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from protocol.errors import ActorDied, NetworkError, PlacementError, ReadTimeout
+from protocol.faulting import FaultRefused, Target
 from protocol.ports import ActorHandle, EngineSpec
 from real.faults.injection import RealFaults
-from real.faults.kinds import FaultRefused, Target
 from tests.contract.faulted import Counter, request, until_ready
 
 

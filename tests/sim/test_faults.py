@@ -18,10 +18,11 @@ from protocol.errors import (
     PlacementError,
     ReadTimeout,
 )
+from protocol.faulting import FaultRefused, Target
 from protocol.messages import EngineAddress, GenerateRequest
 from protocol.ports import EngineSpec
 from scenarios.faults import FAULTS
-from sim.fault_kinds import IMPLEMENTED, FaultRefused, Target
+from sim.fault_kinds import IMPLEMENTED
 from sim.simulation import Simulation
 
 BUNDLE = ((("GPU", 1.0),),)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from protocol.errors import DiskFull, StorageNotFound
-from sim.fault_kinds import Target
+from protocol.faulting import Target
 from sim.simulation import Simulation
 
 GB = 1_000_000_000
