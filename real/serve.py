@@ -65,7 +65,7 @@ async def serve(
 
     async with new_session() as session:
         backend = LocalBackend(session, emit=emitted, crashed=crashed)
-        asyncio.get_running_loop().seatrial_backend = backend  # type: ignore[attr-defined]
+        asyncio.get_running_loop().seatrial_backend = backend  # type: ignore[attr-defined]  # a mark, looked for by name
         try:
             handle = await backend.spawn(Gateway, gateway, name="gateway")
             await backend.spawn(HealthProber, health, handle, name="health")

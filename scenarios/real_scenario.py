@@ -23,8 +23,9 @@ def for_real(scenario: Scenario, kind: str) -> Scenario:
         BadInput: a change names no key, or its value is none for it.
     """
     real = scenario.model.real
-    if real is not None and real.set.get(kind):  # type: ignore[call-overload]
-        changes = [f"{key}={json.dumps(value)}" for key, value in real.set[kind].items()]  # type: ignore[index]
+    asked = {} if real is None else next((keys for name, keys in real.set.items() if name == kind), {})
+    if asked:
+        changes = [f"{key}={json.dumps(value)}" for key, value in asked.items()]
         try:
             scenario = parse(scenario.text, scenario.source, scenario.folder, changes)
         except BadInput as error:

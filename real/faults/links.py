@@ -25,7 +25,16 @@ Fate = Literal[
     "none", "request_lost", "reply_lost", "delayed", "error_now", "duplicated", "connect_timeout", "read_timeout"
 ]
 
-_FATES: Final = ("request_lost", "reply_lost", "delayed_delivery", "duplicate", "connect_timeout", "read_timeout")
+_SHOWN: Final[dict[str, Fate]] = {
+    "request_lost": "request_lost",
+    "reply_lost": "reply_lost",
+    "delayed_delivery": "delayed",
+    "duplicate": "duplicated",
+    "connect_timeout": "connect_timeout",
+    "read_timeout": "read_timeout",
+}
+"""Fault to what ``call.fate`` says of the message, in the order in which they are looked at."""
+_FATES: Final = tuple(_SHOWN)
 _REPLIES: Final = ("reply_lost", "read_timeout")
 _HTTP_ONLY: Final = ("connect_timeout", "read_timeout")
 _OF_NODES: Final = frozenset(("partition", "latency"))
@@ -88,10 +97,10 @@ class Links:
                 continue
             if not self._matches(fault, passing) or not self._table.chosen(fault):
                 continue
-            shown = {"delayed_delivery": "delayed", "duplicate": "duplicated"}.get(fault.fault, fault.fault)
+            shown = _SHOWN[fault.fault]
             ends = (passing.caller, passing.callee) if leg == "request" else (passing.callee, passing.caller)
             if self._meet(fault, passing, shown, *ends):
-                kind: Fate = "error_now" if fault.params.get("error_now") else shown  # type: ignore[assignment]
+                kind: Fate = "error_now" if fault.params.get("error_now") else shown
                 return Befallen(kind, float(fault.params.get("delay_s", 0.0)))
         return None
 

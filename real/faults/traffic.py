@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import re
 import socket
+from typing import Final
 
 from protocol.messages import EngineAddress
-from real.engines.traffic import Fate, Message, ReplyFate, Traffic
+from real.engines.traffic import Fate, Message, ReplyFate, RequestFate, Traffic
 from real.faults.links import Links, Passing
 from real.faults.table import FaultTable
 
 _VALUE = re.compile(rb"^(?!#)(.*\S)[ \t]+\S+$", re.MULTILINE)
 _NOT_FOUND = b'{"detail":"Not Found"}'
+_AT_THE_FRONT: Final[dict[str, RequestFate]] = {
+    "request_lost": "lose",
+    "duplicated": "duplicate",
+    "error_now": "break_then_deliver",
+}
 
 
 class FaultyTraffic(Traffic):
@@ -44,8 +50,7 @@ class FaultyTraffic(Traffic):
         found = self._links.fate(_passing(message), "request", connecting=False)
         if found is None:
             return Fate()
-        what = {"request_lost": "lose", "duplicated": "duplicate", "error_now": "break_then_deliver"}
-        return Fate(what.get(found.fate, "deliver"), found.delay_s)  # type: ignore[arg-type]
+        return Fate(_AT_THE_FRONT.get(found.fate, "deliver"), found.delay_s)
 
     async def reply(self, message: Message) -> ReplyFate:
         if self._links.plain:

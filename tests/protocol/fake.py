@@ -12,13 +12,15 @@ import inspect
 import json
 import selectors
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine
-from typing import Any
+from typing import Any, TypeVar
 
 from protocol.errors import ActorDied, ConnectionRefused, NameTaken, NoSuchActor, Outcome, StorageNotFound
 from protocol.evidence import Event, encode
 from protocol.messages import AdminReply, EngineAddress, GenerateRequest, GenerateResult, VersionSpan, WeightUpdate
 from protocol.ports import EngineSpec, Limits, Placement
 from protocol.training.checkpoint import MANIFEST, decode_manifest, hash_weights
+
+W = TypeVar("W", bound="FakeBackend")
 
 
 class _JumpSelector(selectors.SelectSelector):
@@ -46,8 +48,13 @@ class JumpLoop(asyncio.SelectorEventLoop):
 
 def run(body: Callable[[FakeBackend], Coroutine[Any, Any, Any]], *, limit_s: float = 10_000.0) -> Any:
     """Run a test's body in a fresh world. A failed background task fails the test."""
+    return run_in(FakeBackend, body, limit_s)
+
+
+def run_in(make: Callable[[], W], body: Callable[[W], Coroutine[Any, Any, Any]], limit_s: float) -> Any:
+    """As ``run``, in a world of another class."""
     loop = JumpLoop()
-    world = FakeBackend()
+    world = make()
     loop.seatrial_backend = world  # type: ignore[attr-defined]
 
     async def bounded() -> Any:

@@ -15,7 +15,7 @@ from protocol.scaling.api import DEFAULT_MODEL, ScaleApi, ScaledModel
 from protocol.scaling.bodies import ApiReply
 from protocol.scaling.lifecycle import ScaleManager
 from protocol.serving.gateway import Gateway
-from tests.protocol.fake import FakeBackend, FakeEngine, FakeHandle, JumpLoop, fleet
+from tests.protocol.fake import FakeBackend, FakeEngine, FakeHandle, fleet, run_in
 
 
 class FakeGroups:
@@ -104,23 +104,7 @@ class ScalingWorld(FakeBackend):
 
 def run(body: Callable[[ScalingWorld], Coroutine[Any, Any, Any]], *, limit_s: float = 100_000.0) -> Any:
     """As ``tests.protocol.fake.run``, in a world that has placement groups."""
-    loop = JumpLoop()
-    world = ScalingWorld()
-    loop.seatrial_backend = world  # type: ignore[attr-defined]
-
-    async def bounded() -> Any:
-        async with asyncio.timeout(limit_s):
-            result = await body(world)
-        await world.shut_down()
-        return result
-
-    try:
-        return loop.run_until_complete(bounded())
-    finally:
-        for task in asyncio.all_tasks(loop):
-            task.cancel()
-        loop.run_until_complete(asyncio.sleep(0))
-        loop.close()
+    return run_in(ScalingWorld, body, limit_s)
 
 
 @dataclasses.dataclass
