@@ -20,7 +20,7 @@ from protocol.scaling.bodies import ApiReply
 from protocol.scaling.contract import Direction
 from protocol.scaling.policy import ROLLOUT, AutoscalerConfig
 from protocol.serving.peer import Peer
-from scenarios.scaling import cleanup_in, count_in
+from scenarios.scaling import record_answered, record_asked
 
 _ANSWER_S = 29.0  # a little less than the autoscaler waits
 _RECONCILE_S = 149.0
@@ -60,37 +60,15 @@ class ScaleFront:
     async def _ask(
         self, route: str, direction: Direction, operation: str, body: dict[str, Any] | None = None
     ) -> ApiReply:
-        port = backend()
-        ask, given = port.new_id("ask"), body or {}
-        port.emit(
-            "scale.asked",
-            ask=ask,
-            service=self._service,
-            route=route,
-            direction=direction,
-            operation=operation,
-            target=count_in(given, "num_replicas"),
-            key=given.get("idempotency_key"),
-            timeout_s=given.get("timeout_secs"),
-        )
+        given = body or {}
+        ask = record_asked(self._service, route, direction, operation, given)
         peer = self._slow if route == "reconcile" else self._api
         arguments: tuple[Any, ...] = (direction, operation) if operation else (given,)
-        status, answer = 0, {}
+        reply: ApiReply | None = None
         try:
-            reply: ApiReply = await peer.call(route, *arguments)
-            status, answer = reply.status, reply.body
+            reply = await peer.call(route, *arguments)
         finally:
-            port.emit(
-                "scale.answered",
-                ask=ask,
-                status=status,
-                code=str(answer.get("error", "")),
-                operation=str(answer.get("request_id") or ""),
-                state=str(answer.get("status", "")),
-                cleanup=cleanup_in(answer) if operation else "unknown",
-                current=count_in(answer, "current"),
-                ready=count_in(answer, "ready"),
-            )
+            record_answered(ask, route, reply)
         return reply
 
 

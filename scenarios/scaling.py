@@ -140,35 +140,12 @@ class ScaleOperator:
         self, route: str, direction: Direction, operation: str, body: dict[str, Any] | None = None
     ) -> ApiReply | None:
         """One call, recorded on both sides; None when there was no answer."""
-        port = backend()
-        ask = port.new_id("ask")
         given = body or {}
-        port.emit(
-            "scale.asked",
-            ask=ask,
-            service=self._service,
-            route=route,
-            direction=direction,
-            operation=operation,
-            target=count_in(given, "num_replicas"),
-            key=given.get("idempotency_key"),
-            timeout_s=given.get("timeout_secs"),
-        )
+        ask = record_asked(self._service, route, direction, operation, given)
         peer = self._slow if route == "reconcile" else self._api
         arguments: tuple[Any, ...] = (given,) if route in TERMINAL else (direction, operation)
         reply = await self._quietly(peer, route, *arguments)
-        answer = {} if reply is None else reply.body
-        port.emit(
-            "scale.answered",
-            ask=ask,
-            status=0 if reply is None else reply.status,
-            code=str(answer.get("error", "")),
-            operation=str(answer.get("request_id") or ""),
-            state=str(answer.get("status", "")),
-            cleanup=cleanup_in(answer) if route in ("status", "reconcile") else "unknown",
-            current=count_in(answer, "current"),
-            ready=count_in(answer, "ready"),
-        )
+        record_answered(ask, route, reply)
         return reply
 
     async def _quietly(self, peer: Peer, method: str, *arguments: Any) -> Any:
@@ -183,6 +160,40 @@ class ScaleOperator:
 
 def _is_over(direction: Direction, answer: dict[str, Any]) -> bool:
     return answer.get("status") in TERMINAL[direction] and answer.get("cleanup_required") is False
+
+
+def record_asked(service: str, route: str, direction: Direction, operation: str, body: Mapping[str, Any]) -> str:
+    """Record a question to a control API, before it leaves; returns its id."""
+    port = backend()
+    ask = port.new_id("ask")
+    port.emit(
+        "scale.asked",
+        ask=ask,
+        service=service,
+        route=route,
+        direction=direction,
+        operation=operation,
+        target=count_in(body, "num_replicas"),
+        key=body.get("idempotency_key"),
+        timeout_s=body.get("timeout_secs"),
+    )
+    return ask
+
+
+def record_answered(ask: str, route: str, reply: ApiReply | None) -> None:
+    """Record what came of a question; None: no answer."""
+    answer = {} if reply is None else reply.body
+    backend().emit(
+        "scale.answered",
+        ask=ask,
+        status=0 if reply is None else reply.status,
+        code=str(answer.get("error", "")),
+        operation=str(answer.get("request_id") or ""),
+        state=str(answer.get("status", "")),
+        cleanup=cleanup_in(answer) if route in ("status", "reconcile") else "unknown",
+        current=count_in(answer, "current"),
+        ready=count_in(answer, "ready"),
+    )
 
 
 def cleanup_in(answer: Mapping[str, Any]) -> str:
