@@ -151,9 +151,8 @@ def _live(
             posted = _connected(plan, run, folder)
         else:
             cluster.start()
-        engines = _with_model(plan, folder)
         stage = RealStage(
-            plan.scenario, seed, run=run, folder=folder, engines=engines, machines=cluster, watch=watch
+            plan.scenario, seed, run=run, folder=folder, engines=plan.engines, machines=cluster, watch=watch
         )  # fmt: skip
         with _a_polite_kill_is_an_interrupt():
             end = stage.run()
@@ -192,17 +191,6 @@ def _packages(scenario: Scenario) -> list[str]:
             module = importlib.import_module(top)  # the preflight has imported it
             found.setdefault(top, str(next(iter(getattr(module, "__path__", [module.__file__])))))
     return list(found.values())
-
-
-def _with_model(plan: RealPlan, folder: str) -> Any:
-    """The engines' settings; the tiny model is made where SGLang has neither a model nor an export to begin with."""
-    settings = plan.engines
-    if settings.kind != "sglang-cpu" or settings.model:
-        return settings
-    from real import tiny_model
-
-    made = tiny_model.write(os.path.join(folder, "tiny-model"), "0")
-    return dataclasses.replace(settings, model=str(made))
 
 
 # --- what the run has written ---
