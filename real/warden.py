@@ -65,7 +65,7 @@ class Sweeper:
     def remember(self) -> None:
         """Note the shared memory that the run's processes have mapped: who is killed does not unlink its own."""
         for pid in self.processes():
-            self._shared_memory |= _shared_memory(pid)
+            self._shared_memory |= shared_memory_of(pid)
 
     def sweep(self) -> Swept:
         """SIGKILL until there is none. Stopped processes die of it too."""
@@ -87,7 +87,7 @@ class Sweeper:
         still_used: set[str] = set()
         for entry in os.scandir("/proc"):
             if entry.name.isdigit():
-                still_used |= _shared_memory(int(entry.name))
+                still_used |= shared_memory_of(int(entry.name))
         for path in sorted(self._shared_memory - still_used):
             with contextlib.suppress(OSError):
                 os.unlink(path)
@@ -194,13 +194,14 @@ def _state(pid: int) -> tuple[str, int]:
     return (fields[0].decode(), int(fields[1])) if len(fields) > 1 else ("X", 0)
 
 
-def _shared_memory(pid: int) -> set[str]:
-    found = set()
-    for line in _read(pid, "maps").splitlines():
-        _, there, path = line.partition(b"/dev/shm/")
-        if there and not path.endswith(b" (deleted)"):
-            found.add("/dev/shm/" + path.decode(errors="replace"))
-    return found
+def shared_memory_of(pid: int) -> set[str]:
+    """Paths of the shared memory that a process has mapped, as far as they still have a name."""
+    # By inode: who made a named semaphore has it mapped under a first name, which is gone by then.
+    inodes = {int(line.split()[4]) for line in _read(pid, "maps").splitlines() if b" /dev/shm/" in line}
+    if not inodes:
+        return set()
+    with os.scandir("/dev/shm") as entries:
+        return {entry.path for entry in entries if entry.inode() in inodes}
 
 
 def _read(pid: int, what: str) -> bytes:

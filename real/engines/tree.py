@@ -12,6 +12,7 @@ import sys
 from typing import Literal
 
 from real.engines.leftovers import Leftovers
+from real.warden import shared_memory_of
 
 Part = Literal["main", "scheduler", "detokenizer"]
 
@@ -68,15 +69,11 @@ class EngineTree:
 
     def note_shared_memory(self) -> None:
         """Remember the shared memory that the processes have mapped now: SGLang leaves some of it behind."""
-        names: set[str] = set()
+        found: set[str] = set()
         for pid in self.pids():
-            with contextlib.suppress(OSError):
-                for line in pathlib.Path(f"/proc/{pid}/maps").read_text().splitlines():
-                    name = line.partition("/dev/shm/")[2]
-                    if name.startswith("sglang_loads_") and not name.endswith("(deleted)"):
-                        names.add(name)
-        for name in sorted(names):
-            self._leftovers.add(f"/dev/shm/{name}")
+            found |= shared_memory_of(pid)
+        for path in sorted(found):
+            self._leftovers.add(path)
 
     async def clear(self) -> None:
         """Kill what is left, wait until it is gone, and remove its shared memory."""

@@ -29,6 +29,12 @@ HOLDER = (
     "print('up', flush=True); time.sleep(300)"
 )
 
+SEMAPHORE = (
+    "import multiprocessing, pathlib, sys, time\n"
+    "held = multiprocessing.get_context('spawn').Semaphore()\n"
+    "pathlib.Path(sys.argv[1]).write_text(held._semlock.name); print('up', flush=True); time.sleep(300)"
+)
+
 
 class Run:
     """A run by hand."""
@@ -100,6 +106,17 @@ def test_the_death_of_the_driver_is_the_end_of_its_run(run: Run) -> None:
         os.kill(warden, number)  # a closing terminal reaches it too
     os.kill(pid, signal.SIGKILL)
     until(lambda: not is_running(sleeper) and not os.path.exists(run.folder) and not is_running(warden), 15)
+
+
+def test_a_named_semaphore_of_the_killed_is_removed(run: Run) -> None:
+    """Its maker has it mapped under another name than it has by then."""
+    named = pathlib.Path(run.folder, "named")
+    run.start(SEMAPHORE, str(named))
+    path = pathlib.Path("/dev/shm", "sem." + named.read_text().lstrip("/"))
+    assert path.exists()
+    warden = Warden(run.id, run.folder)
+    assert warden.sweep() == [] and warden.close() == []
+    assert not path.exists()
 
 
 def test_shared_memory_of_the_killed_is_removed_and_that_of_others_is_not(run: Run) -> None:
