@@ -99,7 +99,8 @@ class EngineHost:
         """Record the birth and begin the start; the engine is far from ready when this returns."""
         node = ray.get_runtime_context().get_node_id()
         name, incarnation = self._identity.name, self._identity.incarnation
-        if not await self._registry.booted.remote(self._run.run, name, incarnation, os.getpid(), node):
+        wanted = await self._registry.booted.remote(self._run.run, name, incarnation, os.getpid(), node)
+        if not wanted or self._dead:  # Ray may start terminate() first: an engine that is dead must not start
             await self._die("killed", "", recorded=False)  # terminated before it was there; who did has recorded it
             return Booted(self._address, self._public.port, self._log.lc)
         kind = f"{self._settings.kind}({self._spec.profile})"
