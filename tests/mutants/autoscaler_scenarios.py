@@ -78,7 +78,14 @@ AUTOSCALER_SCENARIOS: dict[str, str] = {
         "Out under load, in when it is over.",
         acceptance=_ACTIVE + "- reached: {state: COMPLETED, within_s: 40}\n- capacity_returned: {}\n",
     ),
-    "auto_full": _scenario("auto_full", "Load that asks for more than may be had.", most=2, high_s=25, ends_s=30),
+    "auto_full": _scenario(
+        "auto_full",
+        "Load that asks for more than may be had.",
+        most=2,
+        arrivals="{closed_loop: {sessions: 30}}",  # two replicas are not enough for them
+        high_s=40,
+        ends_s=45,
+    ),
     "auto_deaf": _scenario(
         "auto_deaf",
         "The answers to a submission are lost: it was accepted all the same.",
