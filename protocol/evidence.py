@@ -282,6 +282,11 @@ _declare("request.done", "world", "The client has its answer, or gave up.",
 # --- engines, as their proxy sees them ---
 _declare("engine.started", "world", "An engine process started.", port="int: port", profile="str: profile", version="str: version")
 _declare("engine.ready", "world", "The engine answers /ready with 200.", version="str: weight version", weight_hash="str: hash")
+_declare("engine.options", "world", "How an engine that was given options computes.", ("sim",),
+        deterministic="bool: deterministic mode", attention_backend="str: as named, empty for its own choice",
+        gpu="str: generation, empty where not known", server_seed="int: seed of the process", keeps_prefixes="bool: has a prefix cache")
+_declare("engine.sampling", "world", "How a JSON call that has reached an engine with options is sampled.", ("sim",),
+        request="str: id", temperature="float: 0 is greedy", seed="int?: seed in the request, None without one")
 _declare("engine.accepted", "world", "A generation request reached the engine's scheduler.",
         request="str: id", running="int: requests running", queued="int: requests queued")
 _declare("engine.refused", "world", "The engine refused a request.", request="str: id", status="int: status", why="str: text")
@@ -434,5 +439,43 @@ _declare("autoscaler.request", "component", "Something became of a request of th
         key="str: idempotency key", action="str: scale_out or scale_in", target="int: replicas in all", operation="str: id, empty before it has one",
         state="str: as known to it", cleanup="str: true, false or unknown",
         what="str: submitting, unknown, accepted, not_clean or closed")
+
+# --- runs of others, imported (python -m analysis import): what their own recorders kept, where no kind above holds it ---
+_declare("foreign.file", "world", "A file of the imported run.", ("imported",), name="str: file",
+        state="str: read, missing, unreadable or not_read", sha256="str: of its bytes, empty without them",
+        detail="str: what was wrong with it, and what of it was left out")
+_declare("foreign.event", "world", "A record of the imported run that no other kind holds, as its file has it.", ("imported",),
+        name="str: event", payload="json: its other keys")
+_declare("foreign.verdict", "component", "One line of the verdict that the imported run gave itself.", ("imported",),
+        file="str: where it stands", key="str: key", value="json: value")
+_declare("foreign.resources", "world", "Resources as the imported run's driver saw them.", ("imported",),
+        when="str: baseline, after or final", free_gpus="float?: GPUs that nobody holds", groups="int?: placement groups that are not REMOVED",
+        memory_mib="json: used memory of each GPU, null where it was not noted", samples="int: how many times it looked")
+_declare("foreign.load", "world", "Requests of which the imported run kept the sum only.", ("imported",), sent="int: requests", failed="int: of them")
+_declare("foreign.engines", "world", "The engines of the service as its API listed them.", ("imported",), current="int?: replicas as the API says",
+        served="json: replica to the requests it has served, null where it was not listed", in_flight="json: replica to its requests in flight, likewise",
+        initial="bool: nothing was scaled yet")
+_declare("foreign.decision", "world", "A decision in the history of an autoscaler.", ("imported",), action="str: scale_out or scale_in",
+        operation="str: id", conditions="json: that it names", frame="json: the metrics that it stands on", round="str: a or b")
+_declare("foreign.progress", "world", "A training job got on.", ("imported",), what="str: step, step_end, rollout or finished", id="str: number, empty without one")
+_declare("foreign.phase", "world", "A phase of the load began.", ("imported",), name="str: LOW, HIGH, STEADY, LOW_AGAIN or end")
+_declare("foreign.document", "world", "Something that a page beside the imported run states, and what is so.", ("imported",), name="str: page",
+        about="str: pin, commit, claim, route or field", subject="str: of what", stated="str: there", found="str: in fact, empty where nothing was")
+
+# --- the object store ---
+_declare("object.put", "world", "A value was put into the object store, by the process that it belongs to.", object="str: id",
+        holder="str: under which name it is held", size="int: nominal bytes")
+_declare("object.borrowed", "world", "A process holds a value from here on.", object="str: id", holder="str: under which name")
+_declare("object.given_back", "world", "A hold of a process ended.", object="str: id", holder="str: under which name")
+_declare("object.freed", "world", "A process freed a value, whoever holds it.", object="str: id")
+_declare("object.read", "world", "A process asked for a value.", object="str: id", ok="bool: it was there",
+        error="str: class, empty when it was")
+
+# --- claims of components: traces ---
+_declare("trace.appended", "component", "The trace store took segments of a conversation.", session="str: id",
+        segments="int: new ones", kept="int: that were there already", model_step="int: of the last one, -1 without",
+        request="str: of the last one, empty without")
+_declare("trace.released", "component", "The trace store released a session.", session="str: id", segments="int: in it",
+        freed="int: references freed by hand")
 
 _TABLE = tuple(KINDS)
