@@ -109,16 +109,51 @@ class ForwardRequest:
     body: str
     idempotent: bool = True
     """Whether sending it twice is harmless, as in GenerateRequest."""
+    route_key: str = ""
+    """Calls with the same key go to the same replica while that one is routable; empty: to the least loaded."""
 
 
 @message
 class ForwardReply:
-    """The text of a replica's answer, and which incarnation gave it after how many sends."""
+    """The text of a replica's answer, and which incarnation gave it after how many sends, and where that is reached."""
 
     body: str
     engine: str
     engine_incarnation: int
     attempts: int
+    host: str = ""
+    port: int = 0
+
+
+@message
+class RawRequest:
+    """An HTTP request, byte for byte. ``target``: path and query as they came; names of headers as they came."""
+
+    method: str
+    target: str
+    headers: tuple[tuple[str, str], ...] = ()
+    body: bytes = b""
+
+    @property
+    def path(self) -> str:
+        """``target`` without its query."""
+        return self.target.partition("?")[0]
+
+    def header(self, name: str, default: str = "") -> str:
+        """The first value of a header, named in lower case."""
+        return next((value for found, value in self.headers if found.lower() == name), default)
+
+
+@message
+class HttpHead:
+    """Status and headers of an HTTP answer, before any of its body."""
+
+    status: int
+    headers: tuple[tuple[str, str], ...] = ()
+
+    def header(self, name: str, default: str = "") -> str:
+        """The first value of a header, named in lower case."""
+        return next((value for found, value in self.headers if found.lower() == name), default)
 
 
 @message
@@ -148,6 +183,17 @@ class AdminReply:
     status: int
     body: str = ""
     success: bool = True
+
+
+@message
+class ObjectRef:
+    """Where a value lies in the object store. It crosses as data: having one holds nothing (`ports.Objects.borrow`).
+
+    ``token``: what a world needs to find the value again.
+    """
+
+    object_id: str
+    token: bytes = b""
 
 
 @message

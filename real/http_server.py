@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
 from protocol.config import HttpConfig, Seconds, SecondsOrNone
 from protocol.ports import ActorHandle
 from protocol.serving.gateway_api import GatewayApi
-from protocol.serving.http import HttpAnswer, HttpRequest, HttpStream, Refusal, Routes
+from protocol.serving.http import PROMETHEUS, HttpAnswer, HttpRequest, HttpStream, Refusal, Routes
 from real.http_metrics import HttpMetrics
 
 _SHORTEST_TOKEN = 16
@@ -115,7 +115,7 @@ class HttpServer:
         assert task is not None
         self._open[task] = raw.protocol
         try:
-            with self._metrics.request(raw.path) as seen:
+            with self._metrics.request(self._routes.route_of(raw.path)) as seen:
                 answer = await self._answer(raw)
                 if isinstance(answer, HttpStream):
                     response = await _send_stream(raw, answer)
@@ -132,14 +132,15 @@ class HttpServer:
             body = await self._body(raw)
         except Refusal as refusal:
             raw.protocol.keep_alive(False)  # the body may not have been read
-            return self._routes.failed(refusal, repeatable=True)
+            return self._routes.at(raw.path).failed(refusal, repeatable=True)
         headers = tuple((name.lower(), value) for name, value in raw.headers.items())
-        answer = await self._routes.handle(HttpRequest(raw.method, raw.path, headers, body))
-        if raw.path == "/metrics" and isinstance(answer, HttpAnswer) and answer.status == 200:
+        query = tuple(raw.query.items())
+        answer = await self._routes.handle(HttpRequest(raw.method, raw.path, headers, body, query))
+        if isinstance(answer, HttpAnswer) and answer.content_type == PROMETHEUS and answer.status == 200:
             try:
                 return self._metrics.page(answer.body)
             except ValueError as error:  # a page of a component of the user's
-                return self._routes.failed(error, repeatable=True)
+                return self._routes.at(raw.path).failed(error, repeatable=True)
         return answer
 
     def _check_token(self, raw: web.Request) -> None:

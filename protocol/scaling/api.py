@@ -15,13 +15,15 @@ from pydantic import ValidationError
 from protocol.config import ScalingConfig
 from protocol.errors import SeatrialError
 from protocol.messages import message
-from protocol.ports import ActorHandle, backend
+from protocol.ports import ActorHandle, backend, data_call
 from protocol.scaling.bodies import (
     ApiReply,
     DecisionBody,
     EngineBody,
     EnginesBody,
+    EnginesOfAllBody,
     ErrorBody,
+    HealthBody,
     MetricsBody,
     ReconcileBody,
     StatusBody,
@@ -29,6 +31,7 @@ from protocol.scaling.bodies import (
 )
 from protocol.scaling.contract import Capacity, CleanupReport, Direction, Progress, Victim
 from protocol.scaling.drain import DrainGate
+from protocol.scaling.judge import asked_of, generate
 from protocol.scaling.registry import STATUS_OF, Operation, ScaleRegistry
 from protocol.scaling.watcher import Watcher
 from protocol.serving.gateway import ReplicaView
@@ -49,8 +52,12 @@ class ScaledModel:
 
 
 class _Model:
-    def __init__(self, about: ScaledModel, gateway: Peer, manager: Peer, cleaner: Peer, watcher: Watcher) -> None:
+    def __init__(
+        self, about: ScaledModel, door: ActorHandle, gateway: Peer, manager: Peer, cleaner: Peer, watcher: Watcher
+    ) -> None:
         self.about = about
+        self.door = door
+        """The gateway itself: its calls have time-outs of their own."""
         self.gateway = gateway
         self.manager = manager
         self.cleaner = cleaner
@@ -87,7 +94,7 @@ class ScaleApi:
             manager = Peer(manager_handle, config.progress_timeout_s)
             cleaner = Peer(manager_handle, config.reconcile_timeout_s)
             watcher = Watcher(config, self._registry, manager, DrainGate(gateway))
-            self._models[about.name] = _Model(about, gateway, manager, cleaner, watcher)
+            self._models[about.name] = _Model(about, gateway_handle, gateway, manager, cleaner, watcher)
 
     async def stop(self) -> None:
         for task in tuple(self._watches):
@@ -95,22 +102,22 @@ class ScaleApi:
 
     # --- submission ---
 
-    async def scale_out(self, body: dict[str, Any]) -> ApiReply:
+    async def scale_out(self, body: Any) -> ApiReply:
         """POST /scale_out: 200, 400, 409, 422 or 503."""
         return await self._submit("scale_out", body)
 
-    async def scale_in(self, body: dict[str, Any]) -> ApiReply:
+    async def scale_in(self, body: Any) -> ApiReply:
         """POST /scale_in: 200, 400, 409, 422 or 503."""
         return await self._submit("scale_in", body)
 
-    async def _submit(self, direction: Direction, given: dict[str, Any]) -> ApiReply:
+    async def _submit(self, direction: Direction, given: Any) -> ApiReply:
         try:
             asked = SubmitBody.model_validate(given)
         except ValidationError as error:
             return _error(422, "INVALID_TYPE", _first(error))
         model = self._resolve(asked.model_name)
         if model is None:
-            return _error(400, "UNKNOWN_MODEL", f"model {asked.model_name!r} is none of {sorted(self._models)}")
+            return self._unknown_model(asked.model_name)
         try:
             await model.gateway.call("roster")
         except SeatrialError as error:
@@ -233,12 +240,24 @@ class ScaleApi:
         )
         return ApiReply(200, dataclasses.asdict(body))
 
+    # --- the model itself ---
+
+    @data_call
+    async def generate(self, body: Any) -> ApiReply:
+        """POST /generate: one call of the model. 200, 400, 422, a 4xx of the replica, 502, 503 or 504."""
+        asked = asked_of(body)
+        if isinstance(asked, ApiReply):
+            return asked
+        model = self._resolve(asked.model_name)
+        return self._unknown_model(asked.model_name) if model is None else await generate(model.door, asked)
+
     # --- what there is ---
 
     async def engines(self) -> ApiReply:
         """GET /engines: replicas with their counters, and the capacity or what stands in for it. Flat for one model."""
-        found = {name: dataclasses.asdict(await self._engines(model)) for name, model in self._models.items()}
-        return ApiReply(200, found[DEFAULT_MODEL] if list(found) == [DEFAULT_MODEL] else {"instances": found})
+        found = {name: await self._engines(model) for name, model in self._models.items()}
+        only = list(found) == [DEFAULT_MODEL]
+        return ApiReply(200, dataclasses.asdict(found[DEFAULT_MODEL] if only else EnginesOfAllBody(found)))
 
     async def _engines(self, model: _Model) -> EnginesBody:
         views = await self._views(model)
@@ -285,7 +304,8 @@ class ScaleApi:
         """GET /health: per model, and overall, whether somebody answers and a replica is routable."""
         found = {name: any(v.routable for v in await self._views(model)) for name, model in self._models.items()}
         said = {name: "healthy" if well else "unhealthy" for name, well in found.items()}
-        return ApiReply(200, {"status": "healthy" if all(found.values()) else "unhealthy", "instances": said})
+        status = "healthy" if all(found.values()) else "unhealthy"
+        return ApiReply(200, dataclasses.asdict(HealthBody(status, said)))
 
     async def routable(self) -> tuple[str, ...]:
         """Names of the replicas that are routed to, of every model."""
@@ -308,6 +328,9 @@ class ScaleApi:
         """Raises SeatrialError when the manager does not answer."""
         capacity: Capacity = await model.manager.call("capacity")
         return capacity
+
+    def _unknown_model(self, name: str | None) -> ApiReply:
+        return _error(400, "UNKNOWN_MODEL", f"model {name!r} is none of {sorted(self._models)}")
 
     def _resolve(self, name: str | None) -> _Model | None:
         if name in self._models:

@@ -19,12 +19,25 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from typing import Annotated, Any
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, StrictBool, ValidationError
+from pydantic import ValidationError
 
 from protocol.ports import backend
 from protocol.scaling.autoscaler import Autoscaler, Runtime, TargetBusy
+from protocol.scaling.autoscaler_bodies import (
+    AutoscalerHealthBody,
+    AutoscalerStatusBody,
+    ClearedBody,
+    ConditionsBody,
+    EnableBody,
+    HistoryBody,
+    HistoryQuery,
+    MetricsHistoryBody,
+    ServiceBody,
+    StartedBody,
+    body_of,
+)
 from protocol.scaling.bodies import ApiReply, ErrorBody
 from protocol.scaling.decision import IN_CONDITIONS, OUT_CONDITIONS, conditions
 from protocol.scaling.policy import ROLLOUT, AutoscalerConfig
@@ -34,24 +47,6 @@ _LEGACY = (
     "current_engines", "min_engines", "max_engines", "last_scale_time", "last_scale_action", "last_decision",
     "pending_requests", "recent_metrics", "total_scale_operations",
 )  # fmt: skip
-
-
-class EnableBody(BaseModel):
-    """Body of POST /enable."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    enabled: StrictBool = True
-
-
-class HistoryQuery(BaseModel):
-    """Query of GET /scale_history."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    service: str = ROLLOUT
-    limit: Annotated[int, Field(ge=1, le=1000)] = 100
-    action: Annotated[str, Field(pattern="^(scale_out|scale_in)$")] | None = None
 
 
 class AutoscalerApi:
@@ -88,17 +83,17 @@ class AutoscalerApi:
     async def activate(self) -> ApiReply:
         """POST /start: collect and decide from now on. 200."""
         await self._autoscaler.activate()
-        return ApiReply(200, {"started": True, "services": list(self._autoscaler.runtimes)})
+        return ApiReply(200, body_of(StartedBody(True, list(self._autoscaler.runtimes))))
 
     async def wind_down(self) -> tuple[str, ...]:
         """Decide nothing any more, and say which requests are open. For whoever is about to end the service."""
         self._autoscaler.wind_down()
         return self._autoscaler.open_requests()
 
-    async def enable(self, body: dict[str, Any] | None = None) -> ApiReply:
+    async def enable(self, body: Any = None) -> ApiReply:
         """POST /enable: decide, or decide nothing. 200 or 422."""
         try:
-            asked = EnableBody.model_validate(body or {})
+            asked = EnableBody.model_validate({} if body is None else body)
         except ValidationError as error:
             return _invalid(error)
         return await self.patch_config({"enabled": asked.enabled})
@@ -115,6 +110,8 @@ class AutoscalerApi:
             await self._autoscaler.apply(lambda config: config.patched(patch))
         except ValidationError as error:
             return _invalid(error)
+        except RecursionError:
+            return _error(422, "INVALID_PATCH", "the patch is nested too deeply")
         except TargetBusy as busy:
             return _error(409, "TARGET_BUSY", busy.message)
         return await self.get_config()
@@ -128,7 +125,7 @@ class AutoscalerApi:
             if service in (None, name):
                 cleared += len(runtime.state.history)
                 runtime.state.history.clear()
-        return ApiReply(200, {"cleared": cleared})
+        return ApiReply(200, body_of(ClearedBody(cleared)))
 
     # --- looking ---
 
@@ -136,42 +133,40 @@ class AutoscalerApi:
         """GET /health: 200. ``errors``: services whose latest evaluation broke."""
         scaler = self._autoscaler
         errors = {name: one.state.last_error for name, one in scaler.runtimes.items() if one.state.last_error}
+        status = "degraded" if errors else "healthy"
         return ApiReply(
-            200,
-            {
-                "status": "degraded" if errors else "healthy",
-                "started": scaler.activated,
-                "enabled": scaler.config.enabled,
-                "errors": errors,
-            },
-        )
+            200, body_of(AutoscalerHealthBody(status, scaler.activated, scaler.config.enabled, errors))
+        )  # fmt: skip
 
     async def status(self) -> ApiReply:
         """GET /status: every service, and the rollout service once more at the top, as older readers expect. 200."""
         scaler = self._autoscaler
-        services = {name: self._service(name, runtime) for name, runtime in scaler.runtimes.items()}
+        services: dict[str, Any] = {name: self._service(name, runtime) for name, runtime in scaler.runtimes.items()}
         legacy = {key: services.get(ROLLOUT, {}).get(key) for key in _LEGACY}
-        return ApiReply(
-            200,
-            {"enabled": scaler.config.enabled, "started": scaler.activated, **legacy, "services": services},
-        )
+        body = AutoscalerStatusBody(
+            enabled=scaler.config.enabled, started=scaler.activated, **legacy, services=services
+        )  # fmt: skip
+        return ApiReply(200, body_of(body))
 
     def _service(self, name: str, runtime: Runtime) -> dict[str, Any]:
         rules, state, frames = self._autoscaler.config.rules(name), runtime.state, runtime.collector.frames
         known = runtime.collector.current
-        choice = state.last_choice
-        return {
-            "current_engines": known if known is not None or not frames else frames[-1].num_engines,
-            "min_engines": rules.min_engines,
-            "max_engines": rules.max_engines,
-            "last_scale_time": state.last_action_at,
-            "last_scale_action": state.last_action,
-            "last_decision": None if choice is None else dataclasses.asdict(choice),
-            "pending_requests": [{**request.item(), "cleanup": request.cleanup} for request in state.pending],
-            "recent_metrics": frames[-1].snapshot() if frames else None,
-            "total_scale_operations": state.accepted,
-            "refusal": runtime.collector.refusal,
-        }
+        # JSON already
+        pending: Any = [{**request.item(), "cleanup": request.cleanup} for request in state.pending]
+        latest: Any = frames[-1].snapshot() if frames else None
+        body = ServiceBody(
+            current_engines=known if known is not None or not frames else frames[-1].num_engines,
+            min_engines=rules.min_engines,
+            max_engines=rules.max_engines,
+            last_scale_time=state.last_action_at,
+            last_scale_action=state.last_action,
+            last_decision=state.last_choice,
+            pending_requests=pending,
+            recent_metrics=latest,
+            total_scale_operations=state.accepted,
+            refusal=runtime.collector.refusal,
+        )
+        return body_of(body)
 
     async def conditions(self, service: str = ROLLOUT) -> ApiReply:
         """GET /conditions: each condition with its value, threshold, and for how long it has held. 200 or 404."""
@@ -183,9 +178,9 @@ class AutoscalerApi:
         found = conditions(frame, rules)
         streaks = runtime.state.streaks
         sides = (("scale_out", OUT_CONDITIONS, rules.scale_out), ("scale_in", IN_CONDITIONS, rules.scale_in))
-        body: dict[str, Any] = {"service": service, "timestamp": backend().wall_time()}
+        shown: dict[str, Any] = {}
         for side, names, policy in sides:
-            body[side] = {
+            shown[side] = {
                 name: {
                     "value": found[name].value,
                     "threshold": found[name].threshold,
@@ -195,7 +190,7 @@ class AutoscalerApi:
                 }
                 for name in names
             }
-        return ApiReply(200, body)
+        return ApiReply(200, body_of(ConditionsBody(service, backend().wall_time(), **shown)))
 
     async def scale_history(self, **query: Any) -> ApiReply:
         """GET /scale_history: what is over, newest first. 200, 404 or 422.
@@ -210,17 +205,16 @@ class AutoscalerApi:
         runtime = self._autoscaler.runtimes.get(asked.service)
         if runtime is None:
             return self._unknown(asked.service)
-        items = [r.item() for r in reversed(runtime.state.history) if asked.action in (None, r.action)]
-        return ApiReply(200, {"service": asked.service, "total": len(items), "history": items[: asked.limit]})
+        items: Any = [r.item() for r in reversed(runtime.state.history) if asked.action in (None, r.action)]
+        return ApiReply(200, body_of(HistoryBody(asked.service, len(items), items[: asked.limit])))
 
     async def metrics_history(self, service: str = ROLLOUT) -> ApiReply:
         """GET /metrics_history: frames, newest first. 200 or 404."""
         runtime = self._autoscaler.runtimes.get(service)
         if runtime is None:
             return self._unknown(service)
-        return ApiReply(
-            200, {"service": service, "metrics": [frame.snapshot() for frame in reversed(runtime.collector.frames)]}
-        )
+        frames: Any = [frame.snapshot() for frame in reversed(runtime.collector.frames)]
+        return ApiReply(200, body_of(MetricsHistoryBody(service, frames)))
 
     def _unknown(self, service: str) -> ApiReply:
         known = ", ".join(sorted(self._autoscaler.runtimes)) or "none: it has not been started"

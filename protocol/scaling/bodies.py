@@ -6,9 +6,9 @@ Source: scaling.md 1.2 to 1.6. An OpenAPI document is made of these types (pydan
 from __future__ import annotations
 
 import dataclasses
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr
+from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr, model_validator
 
 from protocol.scaling.contract import Direction
 
@@ -106,6 +106,68 @@ class MetricsBody:
     occupied: int | None = None
     pending_cleanup: int | None = None
     capacity_error: str | None = None
+
+
+@dataclasses.dataclass
+class EnginesOfAllBody:
+    """Answer to GET /engines with several models, or one that has a name."""
+
+    instances: dict[str, EnginesBody]
+
+
+@dataclasses.dataclass
+class MetricsOfAllBody:
+    """Answer to GET /metrics with several models, or one that has a name."""
+
+    instances: dict[str, MetricsBody]
+
+
+@dataclasses.dataclass
+class HealthBody:
+    """Answer to GET /health: ``healthy`` or ``unhealthy``, by model and in all."""
+
+    status: str
+    instances: dict[str, str]
+
+
+class GenerateBody(BaseModel):
+    """Body of POST /generate: one call of the model, as SGLang takes it, and what says where it goes.
+
+    Exactly one of ``text`` and ``input_ids``. Other fields of SGLang's route are handed on as they are.
+    """
+
+    model_config = ConfigDict(extra="allow")
+
+    model_name: StrictStr | None = "default"
+    text: StrictStr | None = None
+    input_ids: Annotated[list[Annotated[StrictInt, Field(ge=0)]], Field(min_length=1)] | None = None
+    sampling_params: dict[str, Any] | None = None
+    rid: Annotated[StrictStr, Field(min_length=1, max_length=200)] | None = None
+    """Id of the request; without it, it gets one."""
+    route_key: Annotated[StrictStr, Field(min_length=1, max_length=200)] | None = None
+    """Calls with the same key go to the same replica while it is routable."""
+    stream: Literal[False] = False
+    """Streams are the gateway's."""
+
+    @model_validator(mode="after")
+    def _one_prompt(self) -> GenerateBody:
+        if (self.text is None) == (self.input_ids is None):
+            raise ValueError("give text or input_ids, one of them")
+        if self.rid is not None and not self.rid.isprintable():
+            raise ValueError("rid must be printable")
+        return self
+
+
+@dataclasses.dataclass
+class GeneratedBody:
+    """Answer to POST /generate: what is read most, and under ``answer`` all that the replica said."""
+
+    engine_host: str
+    engine_port: int
+    finish_reason: str | None
+    completion_tokens: int | None
+    text: str | None
+    answer: dict[str, Any]
 
 
 @dataclasses.dataclass

@@ -6,6 +6,7 @@ The data path of `protocol.serving.gateway`, whose module text says what it prom
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
@@ -80,7 +81,8 @@ class Dispatcher:
 
     def _pick(self, request: Dispatched) -> Replica:
         """Pick and count in one step. Something must be routable, and nothing awaited since that was seen."""
-        replica = self._picks.pick()
+        key = request.route_key if isinstance(request, ForwardRequest) else ""
+        replica = self._pick_by(key) if key else self._picks.pick()
         if replica.in_flight == 1:
             replica.progress_at = self._now()
         self._emit(
@@ -91,6 +93,13 @@ class Dispatcher:
             in_flight=replica.in_flight,
         )
         return replica
+
+    def _pick_by(self, key: str) -> Replica:
+        """The routable replica that a key falls to, counted. When one leaves, only its own keys move."""
+        members = [replica for replica in self._replicas.values() if replica.routable]
+        best = max(members, key=lambda one: hashlib.blake2b(f"{one.name}/{key}".encode(), digest_size=8).digest())
+        self._picks.count(best, +1)
+        return best
 
     def _elsewhere(
         self, request: Dispatched, old: Replica, tried: list[Replica], why: str, failures: list[SeatrialError]

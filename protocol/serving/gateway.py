@@ -100,7 +100,10 @@ class Gateway(Dispatcher):
             ),
         )
         self._release(request, replica, True)
-        return ForwardReply(body, replica.name, replica.incarnation, len(failures) + 1)
+        address = replica.address
+        return ForwardReply(
+            body, replica.name, replica.incarnation, len(failures) + 1, address.host, address.port
+        )  # fmt: skip
 
     @data_call
     async def forward_stream(self, request: ForwardRequest) -> AsyncGenerator[str, None]:

@@ -27,12 +27,17 @@ Header = tuple[str, str]
 
 @message
 class HttpRequest:
-    """A request as it came in. ``path`` without the query; names of ``headers`` in lower case."""
+    """A request as it came in. ``path`` without the query; names of ``headers`` in lower case.
+
+    ``query``: name and value of each parameter, decoded. ``parts``: what stands for the ``{name}`` parts of the route.
+    """
 
     method: str
     path: str
     headers: tuple[tuple[str, str], ...] = ()
     body: bytes = b""
+    query: tuple[tuple[str, str], ...] = ()
+    parts: tuple[tuple[str, str], ...] = ()
 
     def header(self, name: str, default: str = "") -> str:
         """The first value of a header, named in lower case."""
@@ -82,7 +87,8 @@ class Routes:
     """Finds the handler of a request and makes an answer of whatever comes of it; nothing but a cancellation escapes.
 
     Args:
-        table: handlers by (method, path).
+        table: handlers by (method, path). A part of a path in braces, as in ``/scale_out/{id}``, stands for any text
+            without a slash; a handler finds it in the request's ``parts``. A path without braces goes first.
         max_body_bytes: of a request; a longer body is refused with 413.
         retry_after_s: what a client is told to wait (header ``Retry-After``) when a retry is harmless.
     """
@@ -91,13 +97,17 @@ class Routes:
         self._table = dict(table)
         self.paths = tuple(dict.fromkeys(path for _, path in table))
         self.max_body_bytes = max_body_bytes
-        self._retry_after_s = retry_after_s
+        self.retry_after_s = retry_after_s
+
+    def at(self, path: str) -> Routes:
+        """The table that answers for a path: this one, unless it is made of several."""
+        return self
 
     async def handle(self, request: HttpRequest) -> HttpAnswer | HttpStream:
         """Answer a request. A stream's first event has come when this returns: errors before it have a status."""
         try:
-            handler = self._find(request)
-            answer = await handler(request)
+            handler, parts = self._find(request)
+            answer = await handler(dataclasses.replace(request, parts=parts) if parts else request)
             return await self._begun(answer) if isinstance(answer, HttpStream) else answer
         except Exception as error:
             return self.failed(error, repeatable=request.header(ONCE, "true").lower() == "true")
@@ -116,7 +126,7 @@ class Routes:
         status = status_of(error)
         headers: tuple[Header, ...] = ()
         if _outcome(error) is Outcome.NOT_DONE:
-            headers = (("Retry-After", str(self._retry_after_s)), ("x-should-retry", "true"))
+            headers = (("Retry-After", str(self.retry_after_s)), ("x-should-retry", "true"))
         elif not repeatable:
             headers = (("x-should-retry", "false"),)  # OpenAI's clients make any call that gave a 5xx again
         return HttpAnswer(status, _body(error, status), headers=headers)
@@ -125,10 +135,17 @@ class Routes:
         """The refusal of a body that is longer than allowed; a server raises it before it has read all of one."""
         return Refusal(413, f"the body is longer than {self.max_body_bytes} bytes", "request_too_large")
 
-    def _find(self, request: HttpRequest) -> Handler:
-        handler = self._table.get((request.method, request.path))
+    def route_of(self, path: str) -> str:
+        """The route that a path belongs to, as it is in the table; the path itself where there is none."""
+        if path in self.paths:
+            return path
+        return next((route for route in self.paths if _parts(route, path) is not None), path)
+
+    def _find(self, request: HttpRequest) -> tuple[Handler, tuple[Header, ...]]:
+        route = self.route_of(request.path)
+        handler = self._table.get((request.method, route))
         if handler is None:
-            methods = [method for method, path in self._table if path == request.path]
+            methods = [method for method, path in self._table if path == route]
             if not methods:
                 known = ", ".join(self.paths)
                 raise Refusal(404, f"no route {request.path}; there are {known}", "not_found")
@@ -137,7 +154,7 @@ class Routes:
             raise Refusal(405, text, "method_not_allowed", (("Allow", allowed),))
         if len(request.body) > self.max_body_bytes:
             raise self.too_long()
-        return handler
+        return handler, _parts(route, request.path) or ()
 
     async def _begun(self, stream: HttpStream) -> HttpStream:
         try:
@@ -162,6 +179,20 @@ async def _relayed(first: str, events: AsyncGenerator[str, None], stream: HttpSt
         except Exception as error:
             stream.status = status_of(error)
             yield _body(error, stream.status)
+
+
+def _parts(route: str, path: str) -> tuple[Header, ...] | None:
+    """What stands in a path for the parts in braces of a route; None when the path is not of that route."""
+    wanted, given = route.split("/"), path.split("/")
+    if len(wanted) != len(given):
+        return None
+    found: list[Header] = []
+    for one, text in zip(wanted, given, strict=True):
+        if one[:1] == "{" and one[-1:] == "}" and text:
+            found.append((one[1:-1], text))
+        elif one != text:
+            return None
+    return tuple(found)
 
 
 def json_object(request: HttpRequest) -> dict[str, Any]:
