@@ -280,3 +280,15 @@ class ProxyConfig(ComponentConfig):
     probe_interval_s: SecondsOrNone = 3.0
     retry_interval_s: Seconds = 30.0
     """How often what failed to be registered or deleted is tried again."""
+
+
+class JudgeConfig(ComponentConfig):
+    """``protocol.serving.judge.Judge`` (scaling.md 8): the instance's own sampling, under that of each request."""
+
+    model_path: str = "judge"
+    """Part of what a seed is made of: another model, another seed."""
+    temperature: Annotated[float, Field(ge=0, le=100, allow_inf_nan=False)] = 0.2
+    top_p: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] = 1.0
+    top_k: Annotated[int, Field(ge=-1, le=10**9)] = -1
+    """-1: all tokens."""
+    max_new_tokens: Count = 1024

@@ -16,6 +16,9 @@ from protocol.messages import (
     EngineAddress,
     GenerateRequest,
     GenerateResult,
+    HttpHead,
+    ObjectRef,
+    RawRequest,
     WeightUpdate,
     message,
 )
@@ -194,6 +197,36 @@ class EngineClient(Protocol):
         """
         ...
 
+    def exchange(
+        self,
+        request: RawRequest,
+        *,
+        connect_timeout_s: float | None = None,
+        read_timeout_s: float | None = None,
+    ) -> AsyncGenerator[HttpHead | bytes, None]:
+        """One HTTP exchange as it is: the head of the answer, then its body in pieces as they come.
+
+        No status raises. An answer that ends before its end raises ConnectionLost after the pieces that came.
+        ``read_timeout_s`` is for the whole answer. Closing the iterator closes the connection.
+        """
+        ...
+
+
+@message
+class EngineOptions:
+    """How an engine is set up to compute, where that is not left to its profile (scaling.md 8)."""
+
+    deterministic: bool = False
+    """``--enable-deterministic-inference``: an answer does not depend on what else is in the batch."""
+    attention_backend: str = ""
+    """``--attention-backend``; empty: the engine's own choice."""
+    gpu: str = ""
+    """Generation of its GPU, as ``protocol.serving.determinism.GENERATIONS`` names them; empty: not known."""
+    random_seed: int | None = None
+    """``--random-seed`` of every replica; None: of its rank, as a launcher that numbers its engines gives it."""
+    startup_s: float | None = None
+    """Time to start, instead of the profile's (sim, emulated)."""
+
 
 @message
 class EngineSpec:
@@ -203,6 +236,8 @@ class EngineSpec:
     weights_path: str = ""
     """Export in storage that must be loaded at start; empty: the profile's own weights, version ``"0"``."""
     num_gpus: float = 1.0
+    options: EngineOptions | None = None
+    """None: as the profile (or the operator's arguments) has it."""
 
 
 class Engines(Protocol):
@@ -251,6 +286,36 @@ class Storage(Protocol):
     async def delete(self, path: str) -> None: ...
 
 
+class Objects(Protocol):
+    """The object store: values too large for a message, put once and read by reference.
+
+    A value belongs to the process that put it and dies with it. It lives until somebody frees it, or until everybody
+    who held it has given it back. A hold is of one process, under a name that evidence shows, and ends with the process.
+    ``borrow``, ``give_back`` and ``free`` are instructions: they return at once, and never raise for a value that is
+    gone. A reader finds that out.
+    """
+
+    async def put(self, data: bytes, holder: str, *, size_bytes: int | None = None) -> ObjectRef:
+        """Store a value, held by this process under the name ``holder``. ``size_bytes``: what it costs to move."""
+        ...
+
+    async def get(self, ref: ObjectRef) -> bytes:
+        """Raises ObjectFreed, ObjectLost (*not done*)."""
+        ...
+
+    def borrow(self, ref: ObjectRef, holder: str) -> None:
+        """Hold it in this process too. Whoever passes a reference on keeps his hold until the receiver has borrowed."""
+        ...
+
+    def give_back(self, ref: ObjectRef, holder: str) -> None:
+        """End one hold of this process; the last one anywhere ends the value."""
+        ...
+
+    def free(self, refs: tuple[ObjectRef, ...]) -> None:
+        """End the values, whoever holds them. Whoever frees must be the only one who ever does."""
+        ...
+
+
 class Trainer(Protocol):
     """The learner as its control plane sees it."""
 
@@ -282,6 +347,9 @@ class Backend(Protocol):
 
     @property
     def storage(self) -> Storage: ...
+
+    @property
+    def objects(self) -> Objects: ...
 
     async def spawn(
         self,

@@ -15,10 +15,13 @@ from typing import Literal
 
 import simpy
 
+from protocol.ports import EngineOptions
+from protocol.serving.determinism import keeps_prefixes
 from sim.engine_cost import EngineProfile
 from sim.engine_health import HealthCheck
 from sim.engine_lifecycle import Emit, EngineLifecycle, EngineNotListening
 from sim.engine_metrics import EngineMetrics
+from sim.engine_sampling import Sampler
 from sim.engine_scheduler import Scheduler
 from sim.engine_types import (
     DISCONNECT_CHECK_NS,
@@ -36,6 +39,9 @@ from sim.engine_weights import WeightLoad, WeightLoader
 __all__ = ["EngineNotListening", "PauseMode", "SimEngine"]
 
 PauseMode = Literal["abort", "retract", "in_place"]
+
+_STALL_ON = ("turing", "ampere", "ada", "hopper")  # no such report of a Blackwell
+_IDLE_REPORT_NS = 30_000_000_000  # [read] an idle SGLang scheduler publishes its gauges every 30 s
 
 _OK = AdminResult(200, True, "")
 _PAUSED = AdminResult(200, True, "Generation paused successfully.")
@@ -56,6 +62,8 @@ class SimEngine(EngineLifecycle):
         priority: SimPy priority of this engine's iteration events. Give every engine its own (10, 11, ...), so that
             two engines whose iterations end at one instant do so in a fixed order.
         fast_path: skip runs of equal decode steps in one event. Results and their order are equal without.
+        options: deterministic mode and attention backend; None: neither.
+        rank: number of this engine among its like, of which its server seed is where the options name none.
     """
 
     def __init__(
@@ -69,9 +77,17 @@ class SimEngine(EngineLifecycle):
         on_exit: Callable[[str], None] | None = None,
         priority: int = 10,
         fast_path: bool = True,
+        options: EngineOptions | None = None,
+        rank: int = 0,
     ) -> None:
         scheduler = Scheduler(env, profile, self._on_finish, priority=priority, fast_path=fast_path)
         super().__init__(env, profile, name, port, emit, on_exit, scheduler)
+        self.options = options
+        seed = None if options is None else options.random_seed
+        self.sampler = Sampler(options is not None and options.deterministic, rank if seed is None else seed)
+        self.keeps_prefixes = keeps_prefixes(options)
+        scheduler.stalls = not self.keeps_prefixes and options is not None and options.gpu in _STALL_ON
+        self._reported: tuple[dict[str, int], int] | None = None  # figures of a stalled scheduler, and when they are old
         self.paused = False
         self.metrics = EngineMetrics()
         self.weights = WeightLoader(self)
@@ -144,8 +160,9 @@ class SimEngine(EngineLifecycle):
         length = output_tokens
         if not ignore_eos and eos_after is not None and eos_after < output_tokens:
             length = max(1, eos_after)
+        blocks = (prefix_blocks or ()) if self.keeps_prefixes else ()
         request = Request(
-            rid, prompt_tokens, length, output_tokens, ignore_eos, prefix_blocks or (), done, on_token, self.env._now
+            rid, prompt_tokens, length, output_tokens, ignore_eos, blocks, done, on_token, self.env._now
         )
         if self.paused:
             self._held.append(lambda: self._send(request))
@@ -468,7 +485,20 @@ class SimEngine(EngineLifecycle):
 
     def load_figures(self) -> dict[str, int]:
         """Running, waiting and used tokens as the scheduler last published them: old ones while paused."""
+        if self.scheduler.stalled_ns >= 0:
+            return self._figures_of_a_stall()
         return self._load_figures() if self._last_loads is None else dict(self._last_loads)
+
+    def _figures_of_a_stall(self) -> dict[str, int]:
+        """A scheduler that starts no batch reports none: its figures stay, until the report of an idle one is due."""
+        now = self.env._now
+        if self._reported is None:
+            stalled = self.scheduler.stalled_ns
+            figures = {"num_running_reqs": self.scheduler.stalled_running, "num_waiting_reqs": 0, "num_used_tokens": 0}
+            self._reported = figures, stalled + _IDLE_REPORT_NS
+        while now >= self._reported[1]:
+            self._reported = self._load_figures(), self._reported[1] + _IDLE_REPORT_NS
+        return dict(self._reported[0])
 
     @property
     def in_flight(self) -> int:

@@ -24,7 +24,7 @@ def read_call(route: str, body: dict[str, Any], engine: SimEngine, *, new_id: st
         BadBody: answer it with ``bad_body``.
     """
     if route == engine_generate.ROUTE:
-        return GenerateCall.read(body, new_id=new_id, now_s=now_s)
+        return GenerateCall.read(body, engine.sampler, new_id=new_id, now_s=now_s)
     return OpenAICall.read(
         route,
         body,

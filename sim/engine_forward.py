@@ -48,6 +48,7 @@ def serve_json(process: EngineProcess, exchange: Exchange) -> tuple[str, ...]:
         _whole(call, answer)
     for job in call.jobs:
         process.by_rid[job.rid] = exchange
+        process.report_sampling(job.rid, call.asked)
     call.submit(engine)
     return tuple(job.rid for job in call.jobs)
 

@@ -5,10 +5,12 @@ Source: ../shared/spec/engines.md, section 3.
 
 from __future__ import annotations
 
+import functools
 import json
 from typing import Any
 
 from sim.engine_json import DONE, EOS, BadBody, Job, JsonCall, is_prompt, versions, whole_number
+from sim.engine_sampling import PPM, Sampler, SamplingAsked
 from sim.engine_tokens import Continuation, encode
 from sim.engine_types import EngineResult
 
@@ -20,6 +22,7 @@ SAMPLING_KEYS = (
     "no_stop_trim", "stream_interval", "logit_bias", "sampling_seed", "custom_params", "watermark",
 )  # fmt: skip
 _DEFAULT_NEW_TOKENS = 128
+_GREEDY_BELOW = 1e-6
 
 
 class UnknownField(BadBody):
@@ -36,8 +39,8 @@ class GenerateCall(JsonCall):
         self._many = many
 
     @classmethod
-    def read(cls, body: dict[str, Any], *, new_id: str, now_s: float) -> GenerateCall:
-        """Raises BadBody."""
+    def read(cls, body: dict[str, Any], sampler: Sampler, *, new_id: str, now_s: float) -> GenerateCall:
+        """Greedy where ``temperature`` is absent: the model has no sampling defaults of its own. Raises BadBody."""
         prompts, many = _prompts(body)
         sampling = body.get("sampling_params") or {}
         if not isinstance(sampling, dict):
@@ -57,11 +60,16 @@ class GenerateCall(JsonCall):
         stream = bool(body.get("stream", False))
         if stream and many:
             raise BadBody("this engine streams one answer at a time")
+        asked = _asked(sampling)
+        draw = None if asked is None else functools.partial(sampler.takes_next_best, asked)
+        wanted = start if body.get("return_logprob") else None
         jobs = [
-            Job(rid, prompt, max_new, ignore_eos, Continuation(prompt), start if body.get("return_logprob") else None)
+            Job(rid, prompt, max_new, ignore_eos, Continuation(prompt, draw), wanted)
             for rid, prompt in zip(_rids(body.get("rid"), new_id, len(prompts)), prompts, strict=True)
         ]
-        return cls(jobs, many, stream=stream, now_s=now_s)
+        call = cls(jobs, many, stream=stream, now_s=now_s)
+        call.asked = asked
+        return call
 
     def whole(self) -> Any:
         answers = [self._answer(job) for job in self.jobs]
@@ -137,6 +145,19 @@ def _prompts(body: dict[str, Any]) -> tuple[list[list[int]], bool]:
     if not prompts or not all(is_prompt(prompt) and prompt for prompt in prompts):
         raise BadBody("a prompt must be a text or a list of token ids, and have at least one token")
     return prompts, many
+
+
+def _asked(sampling: dict[str, Any]) -> SamplingAsked | None:
+    """None: greedy."""
+    temperature = sampling.get("temperature")
+    if temperature is None or sampling.get("top_k") == 1:
+        return None
+    if isinstance(temperature, bool) or not isinstance(temperature, int | float) or not 0 <= temperature <= 1000:
+        raise BadBody(f"temperature must be a non-negative number, got {json.dumps(temperature)[:50]}")
+    if temperature < _GREEDY_BELOW:
+        return None
+    seed = sampling.get("sampling_seed")
+    return SamplingAsked(round(temperature * PPM), None if seed is None else whole_number(seed, 0, "sampling_seed"))
 
 
 def _rids(given: Any, new_id: str, count: int) -> list[str]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sim.engine import SimEngine
+from sim.engine_sampling import SamplingAsked
 from sim.engine_tokens import Continuation, prefix_blocks
 from sim.engine_types import EngineResult
 
@@ -92,6 +93,8 @@ class JsonCall:
         self.jobs = jobs
         self.stream = stream
         self.now_s = now_s
+        self.asked: SamplingAsked | None = None
+        """How it is sampled; None: greedy."""
 
     def submit(self, engine: SimEngine) -> None:
         """Hand every job in. Raises EngineNotListening (nothing was done)."""

@@ -22,6 +22,7 @@ from sim.radix import Block, RadixCache
 
 _CLIP_NEW_TOKENS = 4096  # SGLang reserves at most this much per request at admission
 _RETRACT_STEPS = 20  # and, after a retraction, this many further steps per request
+_STALLING_PROMPT = 1024  # tokens; assumed: the published prompts had some 1,800, those that went well 35
 _LOG_STEPS = 40  # gen_throughput is measured over this many decode steps (decode_log_interval)
 
 
@@ -62,6 +63,9 @@ class Scheduler(Iterations):
         self.computed_prompt_tokens = 0
         self.retracted = 0
         self.last_output_ns = -1
+        self.stalls = False  # deterministic mode without a prefix cache, before Blackwell (scaling.md 8)
+        self.stalled_ns = -1  # since when nothing is admitted any more
+        self.stalled_running = 0
         self.throughput_tokens = 0  # of the last full window of _LOG_STEPS decode steps ...
         self.throughput_ps = 0  # ... and how long it took
         self._fast = fast_path
@@ -106,7 +110,9 @@ class Scheduler(Iterations):
     def _start_iteration(self) -> bool:
         if self.paused:
             return False
-        if (self.chunked is not None or (self.waiting and not self._full)) and self._start_prefill():
+        if self.stalls and self._stalled():
+            pass
+        elif (self.chunked is not None or (self.waiting and not self._full)) and self._start_prefill():
             return True
         if self.running:
             self._start_decode()
@@ -114,6 +120,18 @@ class Scheduler(Iterations):
         self._ratio = self.profile.new_token_ratio_init_ppm  # as SGLang does when it finds itself idle
         self._no_decay = 0
         return False
+
+    def _stalled(self) -> bool:
+        """Whether this scheduler has stopped for good: it does at the first long prompt that comes beside others.
+
+        Published are the setting, the load (48 prompts of some 1,800 tokens with one prefix) and what was seen (all of
+        them queued, none running, the GPU idle); where exactly the scheduler stops is not. What runs then ends.
+        """
+        if self.stalled_ns < 0 and self.chunked is None and len(self.waiting) + len(self.running) > 1:
+            if any(request.prompt_tokens + request.tokens >= _STALLING_PROMPT for request in self.waiting):
+                self.stalled_ns = self._now_ns()
+                self.stalled_running = len(self.running)
+        return self.stalled_ns >= 0
 
     # --- prefill ------------------------------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ import hashlib
 import re
 import struct
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 FIRST_ID, LAST_ID = 1000, 1899
 _SIZE = LAST_ID - FIRST_ID + 1
@@ -52,12 +52,14 @@ class Continuation:
 
     Args:
         prompt: token ids, each of 32 bits without sign.
+        draw: whether the token at a position is not the best one, by the state before it; None: greedy.
     """
 
-    __slots__ = ("_state", "ids", "natural_length")
+    __slots__ = ("_draw", "_state", "ids", "natural_length")
 
-    def __init__(self, prompt: Sequence[int]) -> None:
+    def __init__(self, prompt: Sequence[int], draw: Callable[[int, int], bool] | None = None) -> None:
         self.ids: list[int] = []
+        self._draw = draw
         self._state = zlib.crc32(struct.pack(f"<{len(prompt)}I", *prompt))
         self.natural_length = _SHORTEST + self._state % _SPREAD
         """Tokens after which the model would end by itself."""
@@ -67,6 +69,8 @@ class Continuation:
         weights = weight_hash.encode()
         while len(self.ids) < count:
             token = FIRST_ID + zlib.crc32(weights, self._state) % _SIZE
+            if self._draw is not None and self._draw(self._state, len(self.ids)):
+                token = FIRST_ID + (token - FIRST_ID + 1) % _SIZE
             self.ids.append(token)
             self._state = zlib.crc32(token.to_bytes(4, "little"), self._state)
 

@@ -21,11 +21,12 @@ from protocol.messages import (
     VersionSpan,
     WeightUpdate,
 )
-from protocol.ports import EngineSpec, Placement
+from protocol.ports import EngineOptions, EngineSpec, Placement
 from protocol.training.checkpoint import MANIFEST, hash_weights
 from sim.engine import EngineNotListening, SimEngine
 from sim.engine_forward import ROUTES, serve_json
 from sim.engine_metrics import get as render_page
+from sim.engine_sampling import PPM, SamplingAsked
 from sim.engine_types import MAIN_DEATH_NS, AdminResult, EngineResult
 from sim.http import CONTROL, Exchange
 from sim.network import Network
@@ -54,8 +55,9 @@ class EngineProcess(Process):
     role = "engine"
 
     def __init__(
-        self, shared: SharedEngines, name: str, incarnation: int, node: str, port: int, profile: EngineProfile
-    ) -> None:
+        self, shared: SharedEngines, name: str, incarnation: int, node: str, port: int, profile: EngineProfile,
+        options: EngineOptions | None = None,
+    ) -> None:  # fmt: skip
         super().__init__(shared.world, name, incarnation, node)
         self.shared = shared
         self.host = node
@@ -72,6 +74,8 @@ class EngineProcess(Process):
             on_exit=lambda reason: self.die("exited", reason),
             priority=_FIRST_PRIORITY + shared.next_index(),
             fast_path=shared.fast_path,
+            options=options,
+            rank=_rank(name),
         )
 
     @property
@@ -85,6 +89,24 @@ class EngineProcess(Process):
             exchange = self.by_rid.get(fields["request"])
             cause = exchange.sent_id if exchange is not None else None
         self.world.record(self, kind, cause, fields)
+
+    def report_options(self, options: EngineOptions) -> None:
+        """Say how it computes."""
+        engine = self.engine
+        self._emit(
+            "engine.options",
+            deterministic=options.deterministic,
+            attention_backend=options.attention_backend,
+            gpu=options.gpu,
+            server_seed=engine.sampler.server_seed,
+            keeps_prefixes=engine.keeps_prefixes,
+        )
+
+    def report_sampling(self, rid: str, asked: SamplingAsked | None) -> None:
+        """Say how a JSON call is sampled, where this engine was set up for that to matter."""
+        if self.engine.options is not None:
+            temperature, seed = (0, None) if asked is None else asked
+            self._emit("engine.sampling", request=rid, temperature=temperature / PPM, seed=seed)
 
     # --- HTTP ---
 
@@ -245,6 +267,12 @@ class EngineProcess(Process):
         self.engine.thaw()
 
 
+def _rank(name: str) -> int:
+    """The number at the end of a replica's name, as a launcher that numbers its engines has it."""
+    number = name.rpartition("-")[2]
+    return int(number) if number.isdigit() else 0
+
+
 def _get_ready(process: EngineProcess, exchange: Exchange) -> None:
     if not process.engine.listening:
         raise EngineNotListening("starting")
@@ -322,9 +350,12 @@ class SharedEngines:
         profile = self._profiles.get(spec.profile)
         if profile is None:
             profile = self._profiles[spec.profile] = load_profile(spec.profile)
+        options = spec.options
+        if options is not None and options.startup_s is not None:
+            profile = profile.replace(startup_ns=round(options.startup_s * 1e9))
         where, give_back = self._take_gpus(spec.num_gpus, node, placement)
         port = self._free_port(where)
-        process = EngineProcess(self, name, self.world.next_incarnation(name), where, port, profile)
+        process = EngineProcess(self, name, self.world.next_incarnation(name), where, port, profile, options)
         self.cluster.enter(process)
         if placement is not None:
             self.world.observe(
@@ -335,6 +366,8 @@ class SharedEngines:
         self._held[process.id] = give_back
         self.specs[name] = (spec, node, placement)
         self.world.register(process, cls=f"SimEngine({spec.profile})")
+        if options is not None:
+            process.report_options(options)
         if spec.weights_path:
             self.read_weights(process, spec.weights_path, lambda found: self._start_with(process, found))
         else:

@@ -20,6 +20,8 @@ MODELS = sorted(
     ),
     key=lambda m: m.__name__,
 )
+# Numbers that have no unit.
+NUMBERS = ("temperature", "top_p")
 # Where each component's configuration is read.
 READERS = {
     "GatewayConfig": ("serving/gateway.py", "serving/dispatch.py"),
@@ -34,6 +36,7 @@ READERS = {
     "ControllerConfig": ("serving/controller.py",),
     "AffinityConfig": ("serving/affinity.py",),
     "ProxyConfig": ("serving/registration.py",),
+    "JudgeConfig": ("serving/judge.py",),
     "LifecycleConfig": ("scaling/lifecycle.py", "scaling/placement.py", "scaling/replicas.py"),
 }
 
@@ -58,7 +61,7 @@ def test_every_field_is_read(model: type[ComponentConfig]) -> None:
 @pytest.mark.parametrize("model", MODELS, ids=lambda m: m.__name__)
 def test_times_have_their_unit_in_the_name(model: type[ComponentConfig]) -> None:
     for name, field in model.model_fields.items():
-        assert field.annotation is not float or name.endswith("_s"), f"{model.__name__}.{name}"
+        assert field.annotation is not float or name.endswith("_s") or name in NUMBERS, f"{model.__name__}.{name}"
 
 
 def test_an_unknown_key_is_refused_by_name() -> None:

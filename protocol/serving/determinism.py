@@ -1,0 +1,105 @@
+"""What makes two replicas give the same answer: the seed of a request, the switch, and a backend that keeps the cache.
+
+Source: scaling.md 8. A stochastic request is repeatable only if three things come together: a seed that follows from
+the request's content, engines in deterministic mode, and the same server seed everywhere. Deterministic mode without a
+backend that keeps the prefix cache is a trap of its own: see :func:`attention_backend`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Sequence
+
+from protocol.errors import HttpError
+from protocol.messages import message
+from protocol.ports import EngineOptions
+
+GENERATIONS = ("turing", "ampere", "ada", "hopper", "blackwell")
+"""Generations of GPUs, oldest first."""
+KEEPS_PREFIXES = ("fa3", "fa4", "triton")
+"""Attention backends with which SGLang keeps the prefix cache in deterministic mode; with others it switches it off."""
+
+_GREEDY_BELOW = 1e-6  # SGLang takes such a temperature for 0
+_MASK = 0x7FFFFFFF
+
+
+@message
+class Sampling:
+    """Effective sampling parameters: every default merged in."""
+
+    temperature: float = 0.2
+    top_p: float = 1.0
+    top_k: int = -1
+    max_new_tokens: int = 1024
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0 or self.top_k == 1
+
+
+def check_sampling(sampling: Sampling, min_p: float) -> None:
+    """Refuse what would be sampled in a way that no seed of ours can repeat.
+
+    Raises:
+        HttpError: 400, *not done*. A temperature that is no number at all, negative, or so small that an engine takes
+            it for 0 while this rule does not; ``min_p`` with a stochastic temperature.
+    """
+    temperature = sampling.temperature
+    if isinstance(temperature, bool) or not math.isfinite(temperature) or temperature < 0:
+        raise HttpError(status=400, body=f"temperature {temperature!r} must be a finite number, 0 or more")
+    if 0 < temperature < _GREEDY_BELOW:
+        raise HttpError(
+            status=400, body=f"temperature {temperature!r} is ambiguous: send 0 for greedy, or {_GREEDY_BELOW:g} or more"
+        )
+    if min_p and not sampling.greedy:
+        raise HttpError(status=400, body="min_p does not go with sampling here: no seed repeats it; leave it out")
+
+
+def request_seed(model_path: str, input_ids: Sequence[int], sampling: Sampling, given: int | None) -> int | None:
+    """The ``sampling_seed`` of a request: the caller's own, none when greedy, else one that follows from its content.
+
+    The first four bytes, big endian, of SHA-256 over canonical JSON of model, input and effective sampling, masked to
+    31 bits. So equal requests get equal answers, on any replica and as often as they come.
+    """
+    if given is not None:
+        return given
+    if sampling.greedy:
+        return None
+    content = {
+        "model": model_path,
+        "input_ids": list(input_ids),
+        "sampling": {
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "top_k": sampling.top_k,
+            "max_new_tokens": sampling.max_new_tokens,
+        },
+    }
+    canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))
+    return int.from_bytes(hashlib.sha256(canonical.encode()).digest()[:4], "big") & _MASK
+
+
+def attention_backend(deterministic: bool, gpu: str | None, of_user: str, of_instance: str) -> str:
+    """The attention backend to name on an engine's command line; empty: none, the engine chooses.
+
+    Left to itself in deterministic mode the engine of the published runs took flashinfer before it looked whether that
+    keeps the prefix cache. It does not; with the cache off and many long prompts of one prefix the scheduler stopped
+    for good. So: what one instance was given wins, then what the user set for all, and only where nobody said anything
+    and the GPU is known is one chosen: fa3 before Blackwell, flashinfer from Blackwell on, where the cache is still off.
+
+    Args:
+        gpu: generation of the GPU, None where the probe failed.
+        of_user: set for all engines, empty for none; of_instance: in this service's own engine configuration.
+    """
+    if of_instance:
+        return of_instance
+    if of_user or not deterministic or gpu is None:
+        return of_user
+    return "flashinfer" if GENERATIONS.index(gpu) >= GENERATIONS.index("blackwell") else "fa3"
+
+
+def keeps_prefixes(options: EngineOptions | None) -> bool:
+    """Whether an engine with these options has a prefix cache; one that chooses its own backend is taken to err."""
+    return options is None or not options.deterministic or options.attention_backend in KEEPS_PREFIXES
