@@ -289,6 +289,18 @@ class JudgeConfig(ComponentConfig):
     """Part of what a seed is made of: another model, another seed."""
     temperature: Annotated[float, Field(ge=0, le=100, allow_inf_nan=False)] = 0.2
     top_p: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] = 1.0
-    top_k: Annotated[int, Field(ge=-1, le=10**9)] = -1
-    """-1: all tokens."""
+    top_k: Count | None = None
+    """None: all tokens, which is sent as -1."""
     max_new_tokens: Count = 1024
+
+
+class TraceAccessConfig(ComponentConfig):
+    """``protocol.rollout.trace_access.TraceAccess`` (serving.md 5.3)."""
+
+    create_attempts: Count = 10
+    create_backoff_s: SecondsOrNone = 0.2
+    """The n-th further try to make the store waits n times this long."""
+    call_timeout_s: Seconds = 5.0
+    """Longest wait for one answer of the store; then it is asked again, which is harmless."""
+    patience_s: Seconds = 60.0
+    """How long it is asked in all."""

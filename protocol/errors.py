@@ -191,6 +191,34 @@ class CorruptExport(StorageError):
     default_outcome = Outcome.NOT_DONE
 
 
+class ObjectError(SeatrialError):
+    """Root of failures of the object store. Fields: ``object`` (id)."""
+
+    default_outcome = Outcome.NOT_DONE
+
+
+class ObjectFreed(ObjectError):
+    """The value was freed by hand, or given back by everybody who held it."""
+
+
+class ObjectLost(ObjectError):
+    """The process that put the value is dead, and the value with it."""
+
+
+class TraceError(SeatrialError):
+    """Root of what a trace store refuses, before any effect (serving.md 5.3). Fields: ``session``."""
+
+    default_outcome = Outcome.NOT_DONE
+
+
+class TraceNotFound(TraceError):
+    """No such session, or the prompt does not match any trace key of it."""
+
+
+class TraceConflict(TraceError):
+    """A write that would replace, cut or orphan what is stored."""
+
+
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 _LONGEST = 4_000  # characters of a message; one of megabytes would be in every copy of its error
 

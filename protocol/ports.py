@@ -290,7 +290,7 @@ class Objects(Protocol):
     """The object store: values too large for a message, put once and read by reference.
 
     A value belongs to the process that put it and dies with it. It lives until somebody frees it, or until everybody
-    who held it has given it back. A hold is of one process, under a name that evidence shows, and ends with the process.
+    who held it has given it back. A hold is one process's, under a name that evidence shows, and ends with the process.
     ``borrow``, ``give_back`` and ``free`` are instructions: they return at once, and never raise for a value that is
     gone. A reader finds that out.
     """

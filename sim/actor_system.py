@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from protocol.errors import ActorDied, NameTaken, NoSuchActor, Outcome, PlacementError, SeatrialError, SpawnFailed
-from protocol.ports import Engines, Limits, Placement, Signal, Storage
+from protocol.ports import Engines, Limits, Objects, Placement, Signal, Storage
 from sim.actors import ActorProcess, cause
 from sim.births import Birth, SpawnSpec
 from sim.calls import ActorRef, Call, Method, OrderedRef, RemoteStream, remote_methods
@@ -53,6 +53,7 @@ class ActorSystem:
         self.placement_table = placement_table
         self.timings = timings
         self.storage_of: Callable[[ActorProcess], Storage] | None = None
+        self.objects_of: Callable[[ActorProcess], Objects] | None = None
         """Makes a process's storage port."""
         self.engines_of: Callable[[ActorProcess], Engines] | None = None
         """Makes a process's engines port."""

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
 from protocol.evidence import check_may_emit
-from protocol.ports import ActorHandle, Engines, Limits, Placement, Signal, Storage
+from protocol.ports import ActorHandle, Engines, Limits, Objects, Placement, Signal, Storage
 from sim.actor_system import ActorSystem
 from sim.actors import ActorProcess, cause
 from sim.calls import ActorRef
@@ -49,6 +49,12 @@ class SimBackend:
         if self.system.storage_of is None:
             raise RuntimeError("this run has no storage: set ActorSystem.storage_of before its body starts")
         return self.system.storage_of(self.process)
+
+    @property
+    def objects(self) -> Objects:
+        if self.system.objects_of is None:
+            raise RuntimeError("this run has no object store: set ActorSystem.objects_of before its body starts")
+        return self.system.objects_of(self.process)
 
     async def spawn(
         self,

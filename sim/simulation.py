@@ -20,6 +20,7 @@ from sim.fault_kinds import Site
 from sim.faults import Faults
 from sim.loop import ActorLoop
 from sim.network import Network
+from sim.object_store import SharedObjects
 from sim.placement import PlacementGroupTable
 from sim.storage import SharedStorage
 from sim.timings import Timings, ns
@@ -93,6 +94,8 @@ class Simulation:
         self.storage = SharedStorage(self.world)
         self.system.storage_of = lambda process: self.storage.port(process, process.loop)
         self.cluster.on_lost.append(self.storage.node_lost)
+        self.objects = SharedObjects(self.world)
+        self.system.objects_of = self.objects.port
         self.engines = SharedEngines(
             self.world, self.network, self.storage, self.cluster, self.placement_table, fast_path=fast_path
         )
