@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
-from analysis.checks import autoscaler_criteria, engines, requests, run
+from analysis.checks import autoscaler_criteria, engines, judging, requests, run
 from analysis.checks.base import Check
 from analysis.checks.criteria import (
     AnsweredFraction,
@@ -61,6 +61,7 @@ CRITERIA: dict[str, Entry] = {
         autoscaler_criteria.Decided,
         autoscaler_criteria.CapacityReturned,
         autoscaler_criteria.Reversals,
+        judging.JudgementsAgree,
     )
 }
 """Every criterion by name."""

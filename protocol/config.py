@@ -233,6 +233,20 @@ class EntrypointConfig(ComponentConfig):
     """Longest wait for the gate or the gateway to answer a call that does not wait."""
 
 
+class SessionServerConfig(EntrypointConfig):
+    """``protocol.serving.session_server.SessionServer`` (serving.md 2.5, 5.1, 5.2)."""
+
+    hook_timeout_s: Seconds = 60.0
+    """Longest time for one call of a hook; then it counts as failed."""
+    max_body_bytes: Count = 64 * 1024 * 1024
+    """Of a request; a longer one is refused with 413."""
+    longest_event_bytes: Count = 64 * 1024 * 1024
+    """Of one event of a stream; a longer one ends it with an error."""
+    gated_streams: bool = False
+    """Whether a streamed turn may have a lease. serving.md 2.5 refuses it; here it is settled once the backend's stream
+    has been read to its end, whether or not the client has."""
+
+
 class ControllerConfig(ComponentConfig):
     """``protocol.serving.controller.RolloutController`` (serving.md 3)."""
 
@@ -242,8 +256,36 @@ class ControllerConfig(ComponentConfig):
     """One deadline for the whole of resume_requests, where the caller names none."""
     pause_mode: Literal["none", "abort", "retract", "in_place"] = "retract"
     """How drained backends are paused until the new version is installed everywhere."""
+    fence: bool = False
+    """What becomes of an entrypoint that is not routed to, or that an update does not get into, while others do: it is
+    taken out by name, its gate stays closed, and the publication goes on (true), or the publication fails (false)."""
+    rejoin_interval_s: Seconds = 1.0
+    """How often it is looked whether such an entrypoint serves the published version by now, and may be opened."""
     call_timeout_s: Seconds = 5.0
     """Longest wait for one answer; what is idempotent is asked for again until the deadline."""
+
+
+class WeightSyncConfig(ComponentConfig):
+    """``protocol.training.weight_sync``, its ranks and their transports (serving.md 9)."""
+
+    transport: Literal["disk", "ipc", "nccl", "checkpoint_engine"] = "disk"
+    """disk: every engine reads the export. The others bring the weights from training ranks."""
+    ranks: Annotated[int, Field(ge=1, le=1024)] = 2
+    """Training ranks; each has a slice of every piece of the model."""
+    bucket_gb: Annotated[float, Field(gt=0, le=1e6)] = 0.5
+    """Nominal size of a bucket."""
+    barrier_every: Count = 1
+    """ipc: the ranks meet after so many buckets."""
+    link_gb_per_s: Annotated[float, Field(gt=0, le=1e6)] = 50.0
+    """How fast the bytes of a bucket get over."""
+    post_timeout_s: Seconds = 60.0
+    """Read time-out of the POST of one bucket; the originals have none, and hang."""
+    timeout_s: Seconds = 300.0
+    """One deadline for a whole update; every rank has left by then."""
+    master_port: Annotated[int, Field(ge=1, le=65535)] = 30000
+    """nccl: where the group meets."""
+    call_timeout_s: Seconds = 60.0
+    """Longest wait for a rank to take a version, to be bound or to offload."""
 
 
 class AffinityConfig(ComponentConfig):

@@ -297,6 +297,10 @@ _declare("engine.finished", "world", "The engine finished a request (whether or 
 _declare("engine.weights", "world", "Weights changed, or were asked to.",
         version="str: version now served", weight_hash="str: truth", ok="bool: answer said success", detail="str: text",
         in_flight="int: requests in flight at the change")
+_declare("engine.bucket", "world", "A part of new weights is in place; until the last one the label stays.", ("sim",),
+        route="str: route", bucket="int: which, from 0", of="int: of how many", weight_hash="str: what the weights are now")
+_declare("engine.memory", "world", "Device memory of an engine was given away or taken back.", ("sim",),
+        action="str: released or resumed", tags="json: weights, kv_cache", resident="json: what is there afterwards")
 _declare("engine.paused", "world", "pause_generation took effect.", mode="str: abort, retract, in_place")
 _declare("engine.resumed", "world", "continue_generation took effect.")
 _declare("engine.post", "world", "An admin POST reached the engine (once per delivery).",
@@ -390,6 +394,9 @@ _declare("publishing.deployed", "world", "The entrypoints of a service, once all
         service="str: name", entrypoints="json: [[entrypoint, gate, replica], ...]; gate is empty where there is none",
         controller="str: actor", router="str: actor", prepare_timeout_s="float: deadline of a prepare_pause",
         resume_timeout_s="float: deadline of a resume_requests")
+_declare("weights.deployed", "world", "A service whose weights come from training ranks.", service="str: name",
+        transport="str: ipc, nccl or checkpoint_engine", ranks="json: [actor, ...]", trainer="str: actor",
+        timeout_s="float: deadline of an update, by which every rank has left")
 _declare("publication.asked", "world", "An operator asked for a publication.", service="str: name", model_step="int: version")
 _declare("publication.ended", "world", "The operator was told what became of it, or that nobody knows.", service="str: name",
         model_step="int: version", outcome="str: done, not_done, unknown", error="str: class, empty when done")
@@ -417,6 +424,13 @@ _declare("gate.changed", "component", "A gate reached a stage of a cycle.", what
 _declare("entrypoint.turn", "component", "The end of a turn is on record.", lease="str: id", session="str: id", label="str: how")
 _declare("controller.stage", "component", "A stage over all entrypoints ended.", epoch="int: cycle, 0 without a barrier",
         stage="str: frozen, sealed, drained, paused, served, installed, continued, reopened or failed", detail="str: text")
+_declare("controller.fenced", "component", "An entrypoint was taken out of a barrier by name, or may rejoin.",
+        epoch="int: cycle", replica="str: engine", what="str: fenced or rejoined", why="str: text")
+_declare("weights.stage", "component", "A stage of a weight update by training ranks ended.", transport="str: which",
+        stage="str: taken, released, registered, flushed, bound, weights_back, updated, offloaded or kv_back",
+        detail="str: engines that did not do it, or why it failed")
+_declare("weights.given_up", "component", "A rank leaves an update that it cannot complete.", update="str: id",
+        rank="int: number", why="str: text")
 _declare("affinity.bound", "component", "A session was bound to a backend.", session="str: id", target="str: entrypoint",
         assigned="int: of that backend, after")
 _declare("affinity.refused", "component", "A request was refused before it was forwarded.", session="str: id", request="str: id",
@@ -425,6 +439,18 @@ _declare("affinity.retired", "component", "Sessions were retired.", sessions="in
         tombstones="int: after", expired="int: tombstones forgotten with this call")
 _declare("proxy.changed", "component", "What the proxy is believed to have.", url="str: backend", what="str: registered, deleted, "
         "register_failed or delete_failed", error="str: class, empty without one")
+
+# --- judgements ---
+_declare("judge.arm", "world", "A round over all cases began or ended.", service="str: name", arm="str: greedy or sampled",
+        workload="int: number of the workload", what="str: began or ended")
+_declare("judge.asked", "world", "A client asked for a judgement; request.sent of the same request follows.", request="str: id",
+        service="str: name", case="str: name of the input", arm="str: greedy or sampled", workload="int: number of the workload",
+        temperature="float: asked for", seed="int?: that the caller named",
+        content="str: SHA-256 of the canonical JSON of model, input and effective sampling")
+_declare("judge.replied", "world", "The client has a judgement; request.done of the same request follows.", request="str: id",
+        case="str: name of the input", arm="str: greedy or sampled", workload="int: number of the workload",
+        verdict="int?: 1 or 0, None where the reply has none", finish_reason="str: stop, length (cut off) or abort",
+        reply_hash="str: of the reply's tokens", replica="str: engine that answered", replica_inc="int: its incarnation")
 
 # --- the autoscaler ---
 _declare("autoscaler.deployed", "world", "An autoscaler looks after a service from now on.", service="str: name",

@@ -9,17 +9,20 @@ from typing import Any
 
 from protocol.errors import NetworkError, SeatrialError
 from protocol.messages import EngineAddress
-from protocol.ports import ActorHandle, EngineSpec, backend
+from protocol.ports import ActorHandle, EngineOptions, EngineSpec, backend
 from protocol.scaling.api import DEFAULT_MODEL, ScaleApi, ScaledModel
 from protocol.scaling.lifecycle import ScaleManager
+from protocol.serving import determinism
 from protocol.serving.admin import AdminClient
 from protocol.serving.gateway import Gateway
 from protocol.serving.health import HealthProber
+from protocol.serving.judge import Judge
 from protocol.serving.recovery import Recovery
 from protocol.training.checkpoint import Exporter
 from scenarios.agents import AgentClient
 from scenarios.autoscaling import Autoscaling, deploy_autoscaling
 from scenarios.client import LoadClient
+from scenarios.judging import JudgementClient
 from scenarios.load import Scenario, load_class
 from scenarios.publishing import Publishing, deploy_publishing
 from scenarios.scaling import ScaleOperator
@@ -62,6 +65,7 @@ class Service:
     operator: ScaleOperator | None = None
     publishing: Publishing | None = None
     autoscaling: Autoscaling | None = None
+    judge: ActorHandle | None = None
 
 
 def homes(topology: TopologyModel) -> dict[str, str]:
@@ -101,7 +105,7 @@ async def _deploy_service(name: str, spec: ServiceModel, placed: dict[str, str],
     trainer = await port.spawn(classes.get("trainer", SyntheticTrainer), spec.weights, name=f"trainer-{name}")
     exporter = await port.spawn(classes.get("exporter", Exporter), spec.export, trainer, name=f"exporter-{name}")
     path = await exporter.export(spec.weights.version) if spec.weights.version is not None else ""
-    engine = EngineSpec(spec.engine, path, spec.gpus_per_replica)
+    engine = EngineSpec(spec.engine, path, spec.gpus_per_replica, engine_options(spec))
     replicas = [f"{name}-{number}" for number in range(spec.initial_replicas)]
     addresses = [await port.engines.launch(engine, name=replica, node=placed[replica]) for replica in replicas]
     nodes = await port.nodes()
@@ -130,7 +134,21 @@ async def _deploy_service(name: str, spec: ServiceModel, placed: dict[str, str],
         autoscaling = await deploy_autoscaling(
             name, spec.scaling.autoscaler, classes.get("autoscaler"), cell.scale_api
         )  # fmt: skip
-    return Service(name, cells, exporter, trainer, replicas, operator, publishing, autoscaling)
+    judge = None
+    if spec.judge is not None:
+        judge = await port.spawn(classes.get("judge", Judge), spec.judge, cell.gateway, name=f"judge-{name}")
+    return Service(name, cells, exporter, trainer, replicas, operator, publishing, autoscaling, judge)
+
+
+def engine_options(spec: ServiceModel) -> EngineOptions | None:
+    """How a service's engines are set up; None where that is left to their profile."""
+    model = spec.engine_options
+    if model is None:
+        return None
+    named = determinism.attention_backend(
+        model.deterministic, model.gpu, model.attention_backend, model.instance_attention_backend
+    )
+    return EngineOptions(model.deterministic, named, model.gpu or "", model.random_seed, model.startup_s)
 
 
 async def _deploy_cell(
@@ -217,6 +235,15 @@ async def spawn_clients(scenario: Scenario, services: dict[str, Service], seed: 
                     )
                 )  # fmt: skip
                 continue
+            if workload.arrivals is not None and workload.arrivals.judgements is not None:
+                config = scenario.model.topology.services[workload.service].judge
+                assert service.judge is not None and config is not None  # the scenario was checked
+                spawns.append(
+                    port.spawn(
+                        JudgementClient, workload, number, seed, service.judge, cells[0].gateway, config, name=name
+                    )
+                )
+                continue
             own = cells[share % len(cells) :: workload.clients]
             gateways = tuple(cell.gateway for cell in own)
             spawns.append(port.spawn(LoadClient, workload, number, share, seed, trace, gateways, name=name))
@@ -284,6 +311,7 @@ async def take_down(services: Iterable[Service], clients: Iterable[ActorHandle])
             parts = (cell.scale_api, cell.prober, cell.admin, cell.recovery, cell.manager, cell.gateway)
             handles += [part for part in parts if part is not None]
         handles += [*await _agents_side(service), service.exporter, service.trainer]
+        handles += [] if service.judge is None else [service.judge]
         for replica in service.replicas:
             await port.engines.terminate(replica)
     for handle in handles:

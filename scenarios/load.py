@@ -189,6 +189,13 @@ def _check(scenario: Scenario, places: _Places) -> None:
         where: tuple[str | int, ...] = ("workload",) if single else ("workload", number)
         _check_service(model, workload.service, (*where, "service"), places)
         _check_trace(scenario, workload, (*where, "trace", "file"), places)
+        judged = workload.arrivals is not None and workload.arrivals.judgements is not None
+        if judged and model.topology.services[workload.service].judge is None:
+            at_arrivals = places.name((*where, "arrivals", "judgements"))
+            raise BadInput(
+                f"{at_arrivals}: service {workload.service!r} has no ingress for judgements; give it 'judge: {{}}' in "
+                "the topology"
+            )
         agents = workload.arrivals is not None and workload.arrivals.agents is not None
         if agents and model.topology.services[workload.service].publishing is None:
             at_arrivals = places.name((*where, "arrivals", "agents"))
@@ -335,6 +342,8 @@ def process_names(model: ScenarioModel) -> list[str]:
             names += [f"entrypoint-{service}-{number}" for number in range(spec.initial_replicas)]
             if spec.publishing.gates:
                 names += [f"gate-{service}-{number}" for number in range(spec.initial_replicas)]
+        if spec.judge is not None:
+            names.append(f"judge-{service}")
         if spec.scaling is not None:
             names += [f"manager-{service}-0", f"scale-{service}-0"]
             # A rank is used once: every scale-out may bring new names.

@@ -37,7 +37,7 @@ from scenarios.steps import StepModel
 
 
 COMPONENTS = ("gateway", "health", "recovery", "exporter", "admin", "trainer", "scale_manager", "scale_api",
-              "autoscaler", "gate", "entrypoint", "controller", "affinity", "publisher")  # fmt: skip
+              "autoscaler", "gate", "entrypoint", "controller", "affinity", "publisher", "judge")  # fmt: skip
 """Names under ``components``: a class of the user's own in place of ours, ``module:Class``."""
 
 
@@ -98,6 +98,23 @@ class PublishingModel(SpecModel):
     _keys = field_validator("gate", "entrypoint", "controller", "affinity", mode="before")(_known_config_keys)
 
 
+class EngineOptionsModel(SpecModel):
+    """How a service's engines are set up to compute, where that is not left to their profile (scaling.md 8)."""
+
+    deterministic: bool = False
+    """Answers do not depend on what else is in the batch, and seeds of requests have an effect."""
+    gpu: Literal["turing", "ampere", "ada", "hopper", "blackwell"] | None = None
+    """Generation of the GPUs, as a probe of the machine would have it; none: the probe failed."""
+    attention_backend: str = ""
+    """What the user set for all engines; empty: nothing, and one is chosen that goes with deterministic mode."""
+    instance_attention_backend: str = ""
+    """What this service's own engine configuration says; it has the last word."""
+    random_seed: CountOrZero | None = 42
+    """Server seed of every replica; none: each has its rank's."""
+    startup_s: SomeSeconds | None = None
+    """Time in which an engine starts, instead of its profile's."""
+
+
 class ServiceModel(SpecModel):
     """A group of replicas of one model behind gateways, with health probing and recovery."""
 
@@ -118,14 +135,20 @@ class ServiceModel(SpecModel):
     """How the service is scaled; without it the verbs scale_out, scale_in and reconcile do not go."""
     publishing: PublishingModel | None = None
     """Entrypoints for agents; without it the verb publish and arrivals of agents do not go."""
+    engine_options: EngineOptionsModel | None = None
+    """Deterministic mode, attention backend and the like; without it engines are as their profile has them."""
+    judge: config.JudgeConfig | None = None
+    """An ingress for judgements; without it arrivals of judgements do not go."""
     gateway_cost_s: Seconds | None = None
     """What serving one message occupies a gateway for; default: a calibrated Ray actor."""
 
-    _keys = field_validator("gateway", "health", "recovery", "admin", "export", mode="before")(_known_config_keys)
+    _keys = field_validator("gateway", "health", "recovery", "admin", "export", "judge", mode="before")(
+        _known_config_keys
+    )
 
     @model_validator(mode="after")
     def _one_gateway(self) -> ServiceModel:
-        for what, given in (("scaled", self.scaling), ("publishing", self.publishing)):
+        for what, given in (("scaled", self.scaling), ("publishing", self.publishing), ("judging", self.judge)):
             if given is not None and self.gateways != 1:
                 raise PydanticCustomError(
                     "one_gateway", "a {what} service has one gateway, not {gateways}",
@@ -157,6 +180,7 @@ _CONFIGS: dict[str, type[config.ComponentConfig]] = {
     "entrypoint": config.EntrypointConfig,
     "controller": config.ControllerConfig,
     "affinity": config.AffinityConfig,
+    "judge": config.JudgeConfig,
 }
 
 
@@ -249,6 +273,24 @@ class AgentsModel(SpecModel):
     """Of the episodes that are over, how many send one request more, which must be refused."""
 
 
+class JudgementsModel(SpecModel):
+    """Inputs that are judged again and again, in one arm after the other: do all replicas say the same?"""
+
+    cases: Crowd = 50
+    """Inputs: half of them named ``pos-..``, half ``neg-..``; which is which only the judge can say."""
+    repeats: Crowd = 8
+    """Replies to each case in each arm, one after the other, so that replicas take turns."""
+    arms: Annotated[list[Literal["greedy", "sampled"]], Field(min_length=1)] = ["greedy", "sampled"]
+    temperature: Positive = 0.1
+    """Of the arm ``sampled``."""
+    replicas: Crowd = 1
+    """The first arm begins when so many replicas are routed to."""
+    at_once: Crowd = 1
+    """Cases that are under way at a time."""
+    seed: CountOrZero | None = None
+    """A seed that the caller names; none: it leaves that to the ingress."""
+
+
 class ArrivalsModel(SpecModel):
     """When requests arrive: exactly one of these."""
 
@@ -257,10 +299,12 @@ class ArrivalsModel(SpecModel):
     closed_loop: ClosedLoopModel | None = None
     agents: AgentsModel | None = None
     """Needs a service with ``publishing``; ``prompt_tokens`` is then what a turn adds to the conversation."""
+    judgements: JudgementsModel | None = None
+    """Needs a service with ``judge``; ``output_tokens`` is the most that a reply may have."""
 
     @model_validator(mode="after")
     def _one(self) -> ArrivalsModel:
-        exactly_one(self, ("poisson", "constant", "closed_loop", "agents"), "arrivals")
+        exactly_one(self, ("poisson", "constant", "closed_loop", "agents", "judgements"), "arrivals")
         return self
 
 
@@ -348,6 +392,13 @@ class WorkloadModel(SpecModel):
                 raise PydanticCustomError(
                     "agents_end", "'for_s' and 'requests' do not go with agents; give them 'sessions' and 'turns'", {}
                 )
+            return self
+        if self.arrivals.judgements is not None:
+            if self.for_s is not None or self.requests is not None or self.clients != 1:
+                raise PydanticCustomError(
+                    "judgements_end",
+                    "'for_s', 'requests' and 'clients' do not go with judgements; give them 'cases' and 'repeats'", {},
+                )  # fmt: skip
             return self
         loop = self.arrivals.closed_loop
         if self.for_s is None and self.requests is None and (loop is None or loop.turns is None):

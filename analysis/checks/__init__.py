@@ -20,6 +20,7 @@ from analysis.checks.engines import (
     OneVersionOneHash,
     ServedVersion,
 )
+from analysis.checks.judging import SeedFromContent
 from analysis.checks.ledger import Ledger
 from analysis.checks.processes import EveryWaitEnds, NoCrash, NoUseAfterDeath
 from analysis.checks.publication_order import PublicationOrder
@@ -89,6 +90,7 @@ INVARIANTS: tuple[type[Check], ...] = (
     AutoscalerOneRequest,
     NoBlindScaleIn,
     AutoscalerSustained,
+    SeedFromContent,
     GatewayCounts,
 )
 

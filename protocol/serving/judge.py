@@ -92,7 +92,7 @@ class Judge:
         return Sampling(
             temperature=float(first(call.temperature, config.temperature)),
             top_p=float(first(call.top_p, config.top_p)),
-            top_k=first(call.top_k, config.top_k),
+            top_k=first(call.top_k, -1 if config.top_k is None else config.top_k),
             max_new_tokens=first(call.max_new_tokens, config.max_new_tokens),
         )
 
