@@ -48,6 +48,7 @@ class LoadClient:
         seed: of the draws.
         trace: path of the trace file, where the workload is one.
         gateways: handles of the gateways that this client talks to, in turn.
+        block_tokens: tokens of a prefix block of the engines, where the workload has phases.
     """
 
     def __init__(
@@ -58,8 +59,10 @@ class LoadClient:
         seed: int,
         trace: str | None,
         gateways: tuple[ActorHandle, ...],
+        block_tokens: int = 0,
     ) -> None:
         self._workload = workload
+        self._block_tokens = block_tokens
         self._number = number
         self._share = share
         self._seed = seed
@@ -95,7 +98,7 @@ class LoadClient:
             sessions = range(self._share, arrivals.closed_loop.sessions, self._workload.clients)
             async with asyncio.TaskGroup() as group:
                 for session in sessions:
-                    turns = closed_loop(self._workload, stream, session)
+                    turns = closed_loop(self._workload, stream, session, self._block_tokens)
                     group.create_task(self._session(turns, arrivals.closed_loop.think_s), name=f"session-{session}")
         else:
             await self._send_all(open_loop(self._workload, self._trace, stream, self._share))
@@ -130,13 +133,18 @@ class LoadClient:
         while self._open:
             await next(iter(self._open.values())).task
 
-    async def _session(self, turns: Iterator[Arrival], think_s: float) -> None:
+    async def _session(self, phases: list[tuple[float, Iterator[Arrival]]], think_s: float) -> None:
         """Closed loop: the next request follows the answer."""
         loop = self._loop
         for_s = self._workload.for_s
-        ends = None if for_s is None else loop.time() + for_s
-        for arrival in turns:
-            if ends is not None and loop.time() >= ends:
+        began = loop.time()
+        ends = None if for_s is None else began + for_s
+        present = 0
+        while True:
+            while present + 1 < len(phases) and loop.time() - began >= phases[present + 1][0]:
+                present += 1
+            arrival = next(phases[present][1], None)
+            if arrival is None or (ends is not None and loop.time() >= ends):
                 return
             await self._begin(arrival)
             if think_s:

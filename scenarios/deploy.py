@@ -127,7 +127,7 @@ async def _deploy_service(name: str, spec: ServiceModel, placed: dict[str, str],
     publishing = None
     if spec.publishing is not None:
         publishing = await deploy_publishing(
-            name, spec, classes, addresses, placed, cell.gateway, cell.prober, exporter
+            name, spec, classes, addresses, placed, cell.gateway, cell.prober, exporter, trainer
         )  # fmt: skip
     autoscaling = None
     if spec.scaling is not None and spec.scaling.autoscaler is not None and cell.scale_api is not None:
@@ -246,7 +246,8 @@ async def spawn_clients(scenario: Scenario, services: dict[str, Service], seed: 
                 continue
             own = cells[share % len(cells) :: workload.clients]
             gateways = tuple(cell.gateway for cell in own)
-            spawns.append(port.spawn(LoadClient, workload, number, share, seed, trace, gateways, name=name))
+            blocks = _block_tokens(scenario, workload.service) if workload.phases else 0
+            spawns.append(port.spawn(LoadClient, workload, number, share, seed, trace, gateways, blocks, name=name))
     return list(await asyncio.gather(*spawns))
 
 

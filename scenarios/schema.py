@@ -37,7 +37,8 @@ from scenarios.steps import StepModel
 
 
 COMPONENTS = ("gateway", "health", "recovery", "exporter", "admin", "trainer", "scale_manager", "scale_api",
-              "autoscaler", "gate", "entrypoint", "controller", "affinity", "publisher", "judge")  # fmt: skip
+              "autoscaler", "gate", "entrypoint", "controller", "affinity", "publisher", "judge",
+              "weight_sync", "rank")  # fmt: skip
 """Names under ``components``: a class of the user's own in place of ours, ``module:Class``."""
 
 
@@ -94,8 +95,12 @@ class PublishingModel(SpecModel):
     entrypoint: config.EntrypointConfig = config.EntrypointConfig()
     controller: config.ControllerConfig = config.ControllerConfig()
     affinity: config.AffinityConfig = config.AffinityConfig()
+    update: config.WeightSyncConfig = config.WeightSyncConfig()
+    """How the weights of a version get into the engines."""
 
-    _keys = field_validator("gate", "entrypoint", "controller", "affinity", mode="before")(_known_config_keys)
+    _keys = field_validator("gate", "entrypoint", "controller", "affinity", "update", mode="before")(
+        _known_config_keys
+    )
 
 
 class EngineOptionsModel(SpecModel):
@@ -180,6 +185,7 @@ _CONFIGS: dict[str, type[config.ComponentConfig]] = {
     "entrypoint": config.EntrypointConfig,
     "controller": config.ControllerConfig,
     "affinity": config.AffinityConfig,
+    "update": config.WeightSyncConfig,
     "judge": config.JudgeConfig,
 }
 
@@ -349,6 +355,17 @@ class TokensModel(SpecModel):
         return self
 
 
+class PhaseModel(SpecModel):
+    """What the sessions of a closed loop ask for from some time on: each goes over to it with its next request."""
+
+    from_s: SomeSeconds
+    """After the beginning of the workload."""
+    prompt_tokens: TokensModel
+    output_tokens: TokensModel
+    shared_prefix_tokens: CountOrZero = 0
+    """So many tokens at the beginning of all these prompts are the same text."""
+
+
 class WorkloadModel(SpecModel):
     """The requests that a service gets: a trace, or drawn arrivals with drawn sizes."""
 
@@ -357,6 +374,8 @@ class WorkloadModel(SpecModel):
     arrivals: ArrivalsModel | None = None
     prompt_tokens: TokensModel | None = None
     output_tokens: TokensModel | None = None
+    phases: list[PhaseModel] = []
+    """Of a closed loop, by time; before the first one ``prompt_tokens`` and ``output_tokens`` count."""
     from_s: Seconds = 0.0
     """The workload begins so long after the start of the run's workload."""
     for_s: SomeSeconds | None = None
@@ -401,6 +420,9 @@ class WorkloadModel(SpecModel):
                 )  # fmt: skip
             return self
         loop = self.arrivals.closed_loop
+        times = [phase.from_s for phase in self.phases]
+        if times and (loop is None or times != sorted(set(times))):
+            raise PydanticCustomError("phases", "'phases' go with a closed loop, and their from_s must rise", {})
         if self.for_s is None and self.requests is None and (loop is None or loop.turns is None):
             raise PydanticCustomError("endless", "the workload never ends; give 'for_s' or 'requests'", {})
         if loop is not None and self.requests is not None:

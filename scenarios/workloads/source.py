@@ -68,10 +68,24 @@ def open_loop(
     )  # fmt: skip
 
 
-def closed_loop(workload: WorkloadModel, stream: Callable[[str], Stream], session: int) -> Iterator[Arrival]:
-    """The turns of one session of a closed loop."""
+def closed_loop(
+    workload: WorkloadModel, stream: Callable[[str], Stream], session: int, block_tokens: int = 0
+) -> list[tuple[float, Iterator[Arrival]]]:
+    """The turns of one session of a closed loop: (seconds from which they count, turns), in the order of time.
+
+    Args:
+        block_tokens: tokens of a prefix block of the engines; needed where prompts share a prefix.
+    """
     assert workload.arrivals is not None and workload.arrivals.closed_loop is not None
     assert workload.prompt_tokens is not None and workload.output_tokens is not None
+    limit = workload.arrivals.closed_loop.turns
+    name = f"session-{session:06d}"
     prompt = tokens(workload.prompt_tokens, stream(f"prompt.{session}"))
     output = tokens(workload.output_tokens, stream(f"output.{session}"))
-    return synthetic.turns(prompt, output, f"session-{session:06d}", workload.arrivals.closed_loop.turns)
+    found = [(0.0, synthetic.turns(prompt, output, name, limit))]
+    for number, phase in enumerate(workload.phases):
+        prompt = tokens(phase.prompt_tokens, stream(f"prompt.{session}.{number}"))
+        output = tokens(phase.output_tokens, stream(f"output.{session}.{number}"))
+        shared = tuple(range(phase.shared_prefix_tokens // block_tokens)) if phase.shared_prefix_tokens else ()
+        found.append((float(phase.from_s), synthetic.turns(prompt, output, name, limit, shared, block_tokens)))
+    return found

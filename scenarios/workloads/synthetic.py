@@ -68,9 +68,16 @@ def constant(
         given += 1
 
 
-def turns(prompt: Tokens, output: Tokens, session: str, limit: int | None) -> Iterator[Arrival]:
-    """The turns of one session of a closed loop. Their times are the client's: each follows the answer before it."""
+def turns(
+    prompt: Tokens, output: Tokens, session: str, limit: int | None, shared: tuple[int, ...] = (), block_tokens: int = 1
+) -> Iterator[Arrival]:
+    """The turns of one session of a closed loop. Their times are the client's: each follows the answer before it.
+
+    Args:
+        shared: ids of the blocks of ``block_tokens`` tokens that all these prompts begin with, as far as they go.
+    """
     given = 0
     while limit is None or given < limit:
-        yield Arrival(0, prompt(), output(), (), session)
+        length = prompt()
+        yield Arrival(0, length, output(), shared[: length // block_tokens], session)
         given += 1

@@ -252,7 +252,7 @@ def test_a_trace_is_shared_without_gap_or_overlap(write: Callable[..., pathlib.P
 
 def test_a_closed_loop_gives_each_session_its_turns() -> None:
     model = _model(arrivals={"closed_loop": {"sessions": 4, "turns": 3}}, for_s=None)
-    turns = list(closed_loop(model, Streams(0).stream, 2))
+    turns = list(closed_loop(model, Streams(0).stream, 2)[0][1])
     assert len(turns) == 3 and {turn.session for turn in turns} == {"session-000002"}
 
 
