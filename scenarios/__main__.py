@@ -5,6 +5,7 @@ Exit codes: 0 pass, 1 fail, 2 bad usage or input, 3 inconclusive (also: interrup
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import pathlib
 import signal
@@ -102,6 +103,10 @@ def schema() -> None:
 @click.option("--engine-python", default="", metavar="PATH", help="Real: interpreter of the engines' environment.")
 @click.option("--real-model", default="", metavar="MODEL", help="Real: name or folder of SGLang's model.")
 @click.option("--ray", default="", metavar="ADDRESS", help="Real: host:port of a Ray cluster to use.")
+@click.option(
+    "--http", "http_port", type=click.IntRange(0, 65535), metavar="PORT",
+    help="Real: serve the control APIs of scaled services on this port of 127.0.0.1 (0: any free one).",
+)  # fmt: skip
 @_HANG
 def run(
     scenario: str,
@@ -116,6 +121,7 @@ def run(
     engine_python: str,
     real_model: str,
     ray: str,
+    http_port: int | None,
     hang_after_s: float | None,
 ) -> None:
     """Run a scenario and judge it."""
@@ -126,9 +132,9 @@ def run(
         if explore or hang_after_s is not None:
             raise BadInput("--explore and --hang-after go with --backend sim")
         chosen = {"--engine": engine, "--engine-python": engine_python, "--real-model": real_model, "--ray": ray}
-        _run_for_real(shell, scenario, checked, seed, out, changes, chosen, not no_report)
-    if engine or engine_python or real_model or ray:
-        raise BadInput("--engine, --engine-python, --real-model and --ray go with --backend real")
+        _run_for_real(shell, scenario, checked, seed, out, changes, chosen, http_port, not no_report)
+    if engine or engine_python or real_model or ray or http_port is not None:
+        raise BadInput("--engine, --engine-python, --real-model, --ray and --http go with --backend real")
     traces = preflight(checked, backend)
     repeat = repeat_command(scenario, seed, changes, explore)
     out = default_directory(checked, backend, seed) if out is None else out
@@ -149,12 +155,14 @@ def _run_for_real(
     out: pathlib.Path | None,
     changes: tuple[str, ...],
     chosen: dict[str, Any],
+    http_port: int | None,
     report: bool,
 ) -> NoReturn:
     from scenarios.real_preflight import RealOptions, plan
     from scenarios.real_run import run_in_real
 
-    planned = plan(checked, RealOptions(*chosen.values()))
+    options_of = dataclasses.replace(RealOptions(*chosen.values()), http_port=http_port)
+    planned = plan(checked, options_of)
     options = [word for option, value in chosen.items() if value for word in (option, value)]
     repeat = repeat_command(name, seed, changes, False, "real", options)
     out = default_directory(checked, "real", seed) if out is None else out

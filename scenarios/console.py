@@ -93,14 +93,28 @@ class Shell:
     @contextmanager
     def running_for_real(self, name: str) -> Iterator[Callable[[RealStage], None]]:
         """Shows the progress of a real run, which starts with that of Ray: gives what ``run_in_real`` takes."""
+        told = False
+
+        def tell(stage: RealStage) -> None:
+            nonlocal told
+            if stage.url and not told:
+                told = True
+                self.err.print(f"{name}: control APIs on {stage.url}, described at {stage.url}/openapi.json")
+
         if self.fancy and self.err.is_terminal:
             with self.err.status(f"{name}: starting Ray") as status:
-                yield lambda stage: status.update(_progress(name, stage))
+
+                def show(stage: RealStage) -> None:
+                    tell(stage)
+                    status.update(_progress(name, stage))
+
+                yield show
             return
         last = monotonic()
 
         def watch(stage: RealStage) -> None:
             nonlocal last
+            tell(stage)
             if monotonic() - last >= _LINE_EVERY_S:
                 last = monotonic()
                 self.note(_progress(name, stage))

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from protocol.errors import SeatrialError
+from protocol.ports import ActorHandle
 from scenarios.autoscaling import all_over
 from scenarios.client import ClientReport
 from scenarios.deploy import Service, all_routable, deploy, spawn_clients, stop_components, take_down
@@ -37,6 +38,10 @@ class Stage(Protocol):
 
     def report_leaks(self, found: Sequence[Held]) -> None:
         """Record a ``leak.found`` for each."""
+        ...
+
+    async def opened(self, services: Mapping[str, Service]) -> list[ActorHandle]:
+        """Called when the services are up: what the world puts in front of them, to be ended with them."""
         ...
 
     def told_driver(self, listen: Callable[[str, Any], None]) -> None:
@@ -84,6 +89,7 @@ async def conduct(
     scalers = [service.autoscaling for service in services.values() if service.autoscaling is not None]
     for scaler in scalers:
         await scaler.begin()
+    fronts = await stage.opened(services)
     progress.phase = "workload"
     injector.begin()
     reports = tuple(await asyncio.gather(*(client.run() for client in clients)))
@@ -103,10 +109,12 @@ async def conduct(
         if service.publishing is not None:
             await service.publishing.operator.snapshot(limits.converge_within_s)
     progress.phase = "shutdown"
+    for front in fronts:
+        await front.stop()
     await stop_components(services.values())
     await _until(lambda: _nothing_held(stage), limits.converge_within_s)
     stage.report_leaks(stage.held())
-    await take_down(services.values(), clients)
+    await take_down(services.values(), [*clients, *fronts])
     # A real process takes a moment to die, and Ray another to notice.
     await _until(lambda: _nothing_left(stage), limits.converge_within_s)
     stage.report_leaks(stage.left())

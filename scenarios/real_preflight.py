@@ -43,6 +43,8 @@ class RealOptions:
     model: str = ""
     ray: str = ""
     """Address of a cluster that somebody else has started; empty: the run starts its own."""
+    http_port: int | None = None
+    """Where the control APIs of its scaled services listen; 0: any free port, None: nowhere."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,6 +57,7 @@ class RealPlan:
     ray: str
     gpus: tuple[tuple[float, str | None], ...]
     """Of each node: how many GPUs, and which devices where they are real ones."""
+    http_port: int | None = None
 
 
 def plan(scenario: Scenario, options: RealOptions) -> RealPlan:
@@ -97,7 +100,7 @@ def plan(scenario: Scenario, options: RealOptions) -> RealPlan:
         problems.append(str(error))
     if problems or settings is None:
         raise BadInput("\n       ".join([f"--backend real --engine {kind}: cannot run {scenario.name}", *problems]))
-    return RealPlan(scenario, traces, settings, options.ray, tuple(gpus))
+    return RealPlan(scenario, traces, settings, options.ray, tuple(gpus), options.http_port)
 
 
 class _Missing(Exception):
@@ -153,11 +156,24 @@ def _impossible(scenario: Scenario, options: RealOptions) -> Iterator[str]:
         if step.when is not None and deaf_to([step.when.event]):
             place = scenario.place(("steps", number, "when", "event"))
             yield f"{place}: no process of the real world emits {step.when.event!r}; the step would wait for ever"
+    if options.http_port is not None:
+        yield from _http_problems(scenario, options.http_port)
     for number in range(len(model.network.links)):
         yield f"{scenario.place(('network', 'links', number))}: the real network is what it is; use a 'latency' fault"
     for key in ("link_latency_s", "loopback_latency_s"):
         if getattr(model.network, key) is not None:
             yield f"{scenario.place(('network', key))}: the real network is what it is; use a 'latency' fault"
+
+
+def _http_problems(scenario: Scenario, port: int) -> Iterator[str]:
+    if not any(service.scaling is not None for service in scenario.model.topology.services.values()):
+        yield "--http: no service of this scenario has a control API; give one topology.services.NAME.scaling"
+    with socket.socket() as wanted:
+        wanted.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            wanted.bind(("127.0.0.1", port))
+        except OSError as error:
+            yield f"--http {port}: cannot listen there ({error.strerror or error}); 0 takes any free port"
 
 
 def _fault_problem(step: StepModel, options: RealOptions, nodes: int) -> str:

@@ -152,7 +152,8 @@ def _live(
         else:
             cluster.start()
         stage = RealStage(
-            plan.scenario, seed, run=run, folder=folder, engines=plan.engines, machines=cluster, watch=watch
+            plan.scenario, seed,
+            run=run, folder=folder, engines=plan.engines, machines=cluster, http_port=plan.http_port, watch=watch,
         )  # fmt: skip
         with _a_polite_kill_is_an_interrupt():
             end = stage.run()

@@ -9,12 +9,13 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from protocol.errors import message_of
 from protocol.evidence import SCHEMA_VERSION, Event
-from scenarios.deploy import DeployFailed, EngineDiedAtStart
+from protocol.ports import ActorHandle
+from scenarios.deploy import DeployFailed, EngineDiedAtStart, Service
 from scenarios.fault_port import FaultPort
 from scenarios.injector import NS, Injector, SeenReplica
 from scenarios.load import Scenario
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from real.faults.injection import RealFaults
 
 _LOOK_S = 0.5
+_GRACE_S = 2.0  # for calls over HTTP that are in flight when the run ends
 _SHORT = 400  # characters of a report that go into one event
 _LONG = 8000  # of what ended the run: a component's own error may be of any length
 _WAITS = 200
@@ -57,6 +59,7 @@ class RealStage(FaultPort):
         folder: its temporary folder.
         engines: how they are started.
         machines: the nodes, where they are the run's own.
+        http_port: where the control APIs of its scaled services listen (0: any free port); None: nowhere.
         watch: called twice a second.
     """
 
@@ -71,6 +74,7 @@ class RealStage(FaultPort):
         folder: str,
         engines: EngineSettings,
         machines: LocalCluster | None,
+        http_port: int | None = None,
         watch: Callable[[RealStage], None] | None = None,
     ) -> None:
         from real.census import Census
@@ -84,6 +88,9 @@ class RealStage(FaultPort):
         self._engines = engines
         self._machines = machines
         self._watch = watch
+        self._http_port = http_port
+        self.url = ""
+        """Where the control APIs are; empty as long as they are not."""
         self.progress = Progress()
         self.tail = EvidenceTail(folder)
         self._census = Census(folder)
@@ -237,6 +244,28 @@ class RealStage(FaultPort):
     def report_leaks(self, found: Sequence[Held]) -> None:
         for held in found:
             self.observe("leak.found", what=held.what, detail=held.detail[:_SHORT])
+
+    async def opened(self, services: Mapping[str, Service]) -> list[ActorHandle]:
+        """The control APIs over HTTP, where that was asked for."""
+        served = [
+            (name, service.cells[0].scale_api, None if service.autoscaling is None else service.autoscaling.scaler)
+            for name, service in services.items()
+            if service.cells[0].scale_api is not None
+        ]
+        if self._http_port is None or not served:
+            return []
+        from protocol.config import HttpConfig
+        from real.http_control import ControlFront
+        from real.http_server import ServerSettings
+
+        settings = ServerSettings(port=self._http_port, shutdown_grace_s=_GRACE_S)
+        node = (await self._backend.nodes())[0]
+        front = await self._backend.spawn(
+            ControlFront, settings, HttpConfig(), tuple(served), name="http-control", node=node
+        )  # fmt: skip
+        host, port = await front.address()
+        self.url = f"http://{host}:{port}"
+        return [front]
 
     def told_driver(self, listen: Callable[[str, Any], None]) -> None:
         self._listen = listen

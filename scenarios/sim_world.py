@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from protocol.errors import message_of
 from protocol.evidence import Event
-from scenarios.deploy import DeployFailed
+from protocol.ports import ActorHandle
+from scenarios.deploy import DeployFailed, Service
 from scenarios.fault_port import FaultPort
 from scenarios.injector import Injector, SeenReplica
 from scenarios.load import Scenario
@@ -178,6 +179,9 @@ class SimStage(FaultPort):
     def report_leaks(self, found: Sequence[Held]) -> None:
         for held in found:
             self.world.observe("leak.found", what=held.what, detail=held.detail[:_SHORT])
+
+    async def opened(self, services: Mapping[str, Service]) -> list[ActorHandle]:
+        return []  # nobody outside of a simulated run can call into it
 
     def told_driver(self, listen: Callable[[str, Any], None]) -> None:
         self._listen = listen

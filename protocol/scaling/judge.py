@@ -16,6 +16,7 @@ from protocol.messages import ForwardReply, ForwardRequest
 from protocol.ports import ActorHandle, backend
 from protocol.scaling.bodies import ApiReply, ErrorBody, GenerateBody, GeneratedBody
 from protocol.serving.http import status_of
+from protocol.serving.http_routes import HttpErrorBody
 
 _OURS = ("model_name", "route_key", "stream")
 
@@ -56,8 +57,7 @@ def _shown(reply: ForwardReply) -> ApiReply:
     except ValueError:
         answer = None
     if not isinstance(answer, dict):
-        return ApiReply(502, {**_error(502, "UPSTREAM_ODD", "the replica's answer is no object").body,
-                              "outcome": Outcome.UNKNOWN.value})  # fmt: skip
+        return _lost(502, "UPSTREAM_ODD", "the replica's answer is no object", Outcome.UNKNOWN)
     found = answer.get("meta_info")
     meta = found if isinstance(found, dict) else {}
     reason, tokens, text = meta.get("finish_reason"), meta.get("completion_tokens"), answer.get("text")
@@ -77,7 +77,11 @@ def _shown(reply: ForwardReply) -> ApiReply:
 def _failed(error: SeatrialError) -> ApiReply:
     status = status_of(error)
     code = {503: "UNAVAILABLE", 504: "TIMEOUT"}.get(status, "OUTCOME_UNKNOWN")
-    return ApiReply(status, {**_error(status, code, error.message).body, "outcome": error.outcome.value})
+    return _lost(status, code, error.message, error.outcome)
+
+
+def _lost(status: int, code: str, detail: str, outcome: Outcome) -> ApiReply:
+    return ApiReply(status, dataclasses.asdict(HttpErrorBody(code, detail, outcome.value)))
 
 
 def _error(status: int, code: str, detail: str) -> ApiReply:

@@ -24,6 +24,7 @@ from protocol.errors import NoReplica
 from protocol.messages import ForwardReply, ForwardRequest
 from protocol.ports import ActorHandle, backend
 from protocol.serving.gateway import ReplicaView
+from protocol.serving.gateway_bodies import GATEWAY_ROUTES, AliveBody, ReadyBody, ReplicasBody
 from protocol.serving.http import (
     ONCE,
     PROMETHEUS,
@@ -37,7 +38,6 @@ from protocol.serving.http import (
     json_object,
 )
 
-FORWARDED = ("/generate", "/v1/chat/completions", "/v1/completions")
 _LONGEST_RID = 200
 
 
@@ -52,14 +52,7 @@ class GatewayApi:
     def __init__(self, config: HttpConfig, gateway: ActorHandle) -> None:
         self._gateway = gateway
         self.routes = Routes(
-            {
-                **{("POST", path): self._forward for path in FORWARDED},
-                ("GET", "/v1/models"): self._models,
-                ("GET", "/health"): self._health,
-                ("GET", "/ready"): self._ready,
-                ("GET", "/engines"): self._engines,
-                ("GET", "/metrics"): self._metrics,
-            },
+            {(route.method, route.path): getattr(self, f"_{route.handler}") for route in GATEWAY_ROUTES},
             max_body_bytes=config.max_body_bytes,
             retry_after_s=config.retry_after_s,
         )
@@ -87,18 +80,18 @@ class GatewayApi:
 
     async def _health(self, request: HttpRequest) -> HttpAnswer:
         await self._ask_and_cancel("roster")
-        return json_answer({"status": "ok"})
+        return json_answer(dataclasses.asdict(AliveBody("ok")))
 
     async def _ready(self, request: HttpRequest) -> HttpAnswer:
         views: tuple[ReplicaView, ...] = await self._ask_and_cancel("engines")
         routable = sum(view.routable for view in views)
         if not routable:
             raise NoReplica(f"none of {len(views)} replicas is routable")
-        return json_answer({"status": "ready", "routable": routable})
+        return json_answer(dataclasses.asdict(ReadyBody("ready", routable)))
 
     async def _engines(self, request: HttpRequest) -> HttpAnswer:
         views: tuple[ReplicaView, ...] = await self._ask_and_cancel("engines")
-        return json_answer({"engines": [dataclasses.asdict(view) for view in views]})
+        return json_answer(dataclasses.asdict(ReplicasBody(list(views))))
 
     async def _metrics(self, request: HttpRequest) -> HttpAnswer:
         return HttpAnswer(200, await self._ask_and_cancel("metrics"), PROMETHEUS)

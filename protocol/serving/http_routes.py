@@ -77,22 +77,28 @@ class ApiAnswer(Protocol):
     def body(self) -> Any: ...
 
 
-Ask = Callable[[Route, tuple[Any, ...], dict[str, Any]], Awaitable[ApiAnswer]]
-
-
 class ControlRoutes(Routes):
     """Serves the routes of a control API.
 
     Args:
         routes: the table.
-        ask: calls the component: route, arguments, arguments by name.
+        ask: calls the component: route, arguments, arguments by name. Gives an :class:`ApiAnswer`.
         max_body_bytes: of a request.
         retry_after_s: what a client is told to wait when nothing was done.
+        more: handlers beside those of the table.
     """
 
-    def __init__(self, routes: Sequence[Route], ask: Ask, *, max_body_bytes: int, retry_after_s: int) -> None:
+    def __init__(
+        self,
+        routes: Sequence[Route],
+        ask: Callable[[Route, tuple[Any, ...], dict[str, Any]], Awaitable[Any]],
+        *,
+        max_body_bytes: int,
+        retry_after_s: int,
+        more: Mapping[tuple[str, str], Handler] | None = None,
+    ) -> None:
         table: dict[tuple[str, str], Handler] = {(one.method, one.path): self._serving(one) for one in routes}
-        super().__init__(table, max_body_bytes=max_body_bytes, retry_after_s=retry_after_s)
+        super().__init__({**table, **(more or {})}, max_body_bytes=max_body_bytes, retry_after_s=retry_after_s)
         self._ask = ask
 
     def _serving(self, route: Route) -> Handler:
@@ -100,7 +106,7 @@ class ControlRoutes(Routes):
             arguments = (*route.fixed, *(text for _, text in request.parts))
             if route.body is not None and (request.body.strip() or not route.body_optional):
                 arguments = (*arguments, json_value(request))
-            reply = await self._ask(route, arguments, _query(route, request))
+            reply: ApiAnswer = await self._ask(route, arguments, _query(route, request))
             return HttpAnswer(reply.status, json.dumps(reply.body, allow_nan=False))
 
         return handler

@@ -24,7 +24,7 @@ class Peer:
         self._handle = handle
         self._timeout_s = timeout_s
 
-    async def call(self, method: str, *args: Any) -> Any:
+    async def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
         """Call a method. After a death the next call goes to the new incarnation.
 
         A call that was never sent (ActorDied, *not done*) is made at once on the new incarnation. One whose outcome is
@@ -36,7 +36,7 @@ class Peer:
             SeatrialError: whatever the method raised.
         """
         try:
-            return await self._once(method, args)
+            return await self._once(method, args, kwargs)
         except ActorDied as death:
             try:
                 self._handle = await backend().lookup(self._handle.name)
@@ -44,11 +44,11 @@ class Peer:
                 raise death from None  # nobody has restarted it yet: the old handle will say so again
             if death.outcome is not Outcome.NOT_DONE:
                 raise
-        return await self._once(method, args)
+        return await self._once(method, args, kwargs)
 
-    async def _once(self, method: str, args: tuple[Any, ...]) -> Any:
+    async def _once(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         try:
             async with asyncio.timeout(self._timeout_s):
-                return await getattr(self._handle, method)(*args)
+                return await getattr(self._handle, method)(*args, **kwargs)
         except TimeoutError:
             raise ReadTimeout(f"{self._handle.name}.{method} did not answer within {self._timeout_s} s") from None

@@ -14,6 +14,7 @@ from analysis.acceptance import CRITERIA
 from analysis.checks import INVARIANTS
 from scenarios.faults import CATALOG, VERBS, FaultSpec
 from tests.contract.engine_table import deviations_table, facts_table
+from tests.docs.api_tables import bodies_list, errors_table, routes_table
 from tests.docs.fault_ways import WAYS
 
 _TARGETS = {
@@ -80,6 +81,11 @@ SECTIONS = {
     "criteria": criteria_table,
     "engine_facts": facts_table,
     "engine_deviations": deviations_table,
+    "api_gateway": lambda: routes_table("gateway"),
+    "api_scale": lambda: routes_table("scale"),
+    "api_autoscaler": lambda: routes_table("autoscaler"),
+    "api_errors": errors_table,
+    "api_bodies": bodies_list,
 }
 """Name of a section to what makes it. A page marks it: ``<!-- made: NAME -->`` ... ``<!-- end -->``."""
 _SECTION = re.compile(r"(<!-- made: (?P<name>\w+) -->\n)(?P<body>.*?)(<!-- end -->)", re.DOTALL)
