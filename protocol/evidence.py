@@ -480,7 +480,7 @@ _declare("foreign.resources", "world", "Resources as the imported run's driver s
 _declare("foreign.load", "world", "Requests of which the imported run kept the sum only.", ("imported",), sent="int: requests", failed="int: of them")
 _declare("foreign.engines", "world", "The engines of the service as its API listed them.", ("imported",), current="int?: replicas as the API says",
         served="json: replica to the requests it has served, null where it was not listed", in_flight="json: replica to its requests in flight, likewise",
-        initial="bool: nothing was scaled yet")
+        initial="bool: nothing was scaled yet", whole="bool: no engine that was listed is left out here")
 _declare("foreign.decision", "world", "A decision in the history of an autoscaler.", ("imported",), action="str: scale_out or scale_in",
         operation="str: id", conditions="json: that it names", frame="json: the metrics that it stands on", round="str: a or b")
 _declare("foreign.progress", "world", "A training job got on.", ("imported",), what="str: step, step_end, rollout or finished", id="str: number, empty without one")
@@ -491,7 +491,8 @@ _declare("foreign.document", "world", "Something that a page beside the imported
 # --- the object store ---
 _declare("object.put", "world", "A value was put into the object store, by the process that it belongs to.", object="str: id",
         holder="str: under which name it is held", size="int: nominal bytes")
-_declare("object.borrowed", "world", "A process holds a value from here on.", object="str: id", holder="str: under which name")
+_declare("object.borrowed", "world", "A process holds a value from here on, or found that it is gone.", object="str: id",
+        holder="str: under which name", ok="bool: it was there", error="str: class, empty when it was")
 _declare("object.given_back", "world", "A hold of a process ended.", object="str: id", holder="str: under which name")
 _declare("object.freed", "world", "A process freed a value, whoever holds it.", object="str: id")
 _declare("object.read", "world", "A process asked for a value.", object="str: id", ok="bool: it was there",

@@ -342,6 +342,9 @@ def process_names(model: ScenarioModel) -> list[str]:
             names += [f"entrypoint-{service}-{number}" for number in range(spec.initial_replicas)]
             if spec.publishing.gates:
                 names += [f"gate-{service}-{number}" for number in range(spec.initial_replicas)]
+            if spec.publishing.update.transport != "disk":
+                names += [f"rendezvous-{service}"]
+                names += [f"rank-{service}-{number}" for number in range(spec.publishing.update.ranks)]
         if spec.judge is not None:
             names.append(f"judge-{service}")
         if spec.scaling is not None:

@@ -20,6 +20,9 @@ from protocol.serving.controller import RolloutController
 from protocol.serving.entrypoint import Entrypoint
 from protocol.serving.gate import RequestGate
 from protocol.training.publication import WeightPublisher
+from protocol.training.ranks import TrainingRank
+from protocol.training.rendezvous import Rendezvous
+from protocol.training.weight_sync import WeightSync
 from scenarios.faults import PublishParams
 from scenarios.schema import PublishingModel, ServiceModel
 
@@ -37,11 +40,14 @@ class Publishing:
     router: ActorHandle
     publisher: ActorHandle
     operator: PublicationOperator
+    ranks: tuple[ActorHandle, ...] = ()
+    """Training ranks and where they meet."""
 
     async def actors(self) -> list[ActorHandle]:
         """Every actor of it in its present incarnation, who is asked first to stop first."""
         living = []
-        for handle in (self.publisher, self.router, self.controller, *self.entrypoints, *self.gates):
+        first = (self.publisher, self.router, self.controller)
+        for handle in (*first, *self.ranks, *self.entrypoints, *self.gates):
             try:
                 living.append(await backend().lookup(handle.name))
             except NoSuchActor:
@@ -58,6 +64,7 @@ async def deploy_publishing(
     gateway: ActorHandle,
     prober: ActorHandle,
     exporter: ActorHandle,
+    trainer: ActorHandle,
 ) -> Publishing:
     """Start an entrypoint (and gate) before each replica, and who is over them; the first version is published.
 
@@ -90,9 +97,17 @@ async def deploy_publishing(
         classes.get("controller", RolloutController), model.controller, spec.admin, members, gateway, prober, router,
         name=f"controller-{service}", node=node,
     )  # fmt: skip
+    ranks: tuple[ActorHandle, ...] = ()
+    further: dict[str, Any] = {}  # a publisher of the user's own need not know what it does not need
+    if model.update.transport != "disk":
+        ranks = await _training(service, spec, classes, trainer)
+        sync = classes.get("weight_sync", WeightSync)
+        further["sync"] = sync(model.update, spec.admin, ranks[1:], ranks[0])
+    if model.controller.fence:
+        further["fence"] = True
     publisher = await port.spawn(
         classes.get("publisher", WeightPublisher), spec.admin, controller, exporter,
-        name=f"publisher-{service}", node=node,
+        name=f"publisher-{service}", node=node, **further,
     )  # fmt: skip
     operator = PublicationOperator(service, publisher, router)
     port.emit(
@@ -109,7 +124,36 @@ async def deploy_publishing(
     )
     if gates:
         await operator.publish(PublishParams(model_step=0))
-    return Publishing(entrypoints, gates, controller, router, publisher, operator)
+    return Publishing(entrypoints, gates, controller, router, publisher, operator, ranks)
+
+
+async def _training(
+    service: str, spec: ServiceModel, classes: dict[str, type], trainer: ActorHandle
+) -> tuple[ActorHandle, ...]:
+    """Where the ranks meet, and the training ranks, spread over the nodes."""
+    assert spec.publishing is not None
+    model = spec.publishing.update
+    port = backend()
+    nodes = await port.nodes()
+    meeting = await port.spawn(Rendezvous, name=f"rendezvous-{service}", node=nodes[0])
+    ranks = await asyncio.gather(
+        *(
+            port.spawn(
+                classes.get("rank", TrainingRank), model, spec.admin, number, trainer, meeting,
+                name=f"rank-{service}-{number}", node=nodes[number % len(nodes)],
+            )
+            for number in range(model.ranks)
+        )
+    )  # fmt: skip
+    port.emit(
+        "weights.deployed",
+        service=service,
+        transport=model.transport,
+        ranks=[rank.name for rank in ranks],
+        trainer=trainer.name,
+        timeout_s=model.timeout_s,
+    )
+    return (meeting, *ranks)
 
 
 async def _entrypoint(

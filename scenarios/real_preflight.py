@@ -208,6 +208,8 @@ def _actors(service: ServiceModel) -> int:
         count += 3 + 2 * (service.scaling.autoscaler is not None)
     if service.publishing is not None:
         count += 3 + service.initial_replicas * (1 + service.publishing.gates)
+        if service.publishing.update.transport != "disk":
+            count += 1 + service.publishing.update.ranks
     return count
 
 

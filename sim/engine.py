@@ -397,9 +397,10 @@ class SimEngine(EngineLifecycle):
         abort_all_requests: bool = False,
         model_path: str | None = None,
         failure: str = "",
+        bucket: tuple[str, int, int] | None = None,
         done: AdminDone | None = None,
     ) -> None:
-        """POST /update_weights_from_disk.
+        """POST /update_weights_from_disk, and what else brings weights.
 
         Without a pause it waits for what is in flight, and later requests wait behind it. Paused, it loads at once; a
         flush that is then refused answers 400 although **weights and version have changed**.
@@ -410,6 +411,7 @@ class SimEngine(EngineLifecycle):
             weight_hash: what the weights truly are.
             model_path: if given, becomes model path *and served name*.
             failure: why the weights cannot be read (missing path, torn export): 400 after 1.3 s, old weights stay.
+            bucket: (route, which, of how many) where they come in parts; only the last has a ``version``.
         """
 
         def again() -> None:
@@ -421,6 +423,7 @@ class SimEngine(EngineLifecycle):
                 model_path=model_path,
                 abort_all_requests=abort_all_requests,
                 failure=failure,
+                bucket=bucket,
                 done=done,
             )
 
@@ -430,7 +433,9 @@ class SimEngine(EngineLifecycle):
         if abort_all_requests:
             self.scheduler.push(self._do_abort, "")
         self.weights.submit(
-            WeightLoad(version, size_bytes, weight_hash, flush_cache, model_path, failure, done, not self.paused)
+            WeightLoad(
+                version, size_bytes, weight_hash, flush_cache, model_path, failure, done, not self.paused, bucket
+            )
         )
 
     def update_weight_version(

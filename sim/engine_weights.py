@@ -31,6 +31,8 @@ class WeightLoad(NamedTuple):
     failure: str
     done: AdminDone | None
     exclusive: bool
+    bucket: tuple[str, int, int] | None = None
+    """(route, which, of how many) of a load that comes in buckets from training ranks."""
 
 
 class WeightLoader:
@@ -87,14 +89,18 @@ class WeightLoader:
 
     def _end(self, load: WeightLoad, result: AdminResult) -> None:
         engine = self.engine
-        engine.record(
-            "engine.weights",
-            version=engine.version,
-            weight_hash=engine.weight_hash,
-            ok=result.success,
-            detail=result.message,
-            in_flight=len(engine.live),
-        )
+        if load.bucket is not None:
+            route, bucket, of = load.bucket
+            engine.record("engine.bucket", route=route, bucket=bucket, of=of, weight_hash=engine.weight_hash)
+        if load.bucket is None or load.version is not None:
+            engine.record(
+                "engine.weights",
+                version=engine.version,
+                weight_hash=engine.weight_hash,
+                ok=result.success,
+                detail=result.message,
+                in_flight=len(engine.live),
+            )
         if load.exclusive:
             self._waiting.popleft()
             self._loading = False
@@ -111,6 +117,12 @@ class WeightLoader:
         self.cut_spans()
         self.engine.version = self.engine.reported_version = change[0]
         self.engine.reply(change[1], AdminResult(200, True, f"Weight version updated to {change[0]}"))
+
+    def lose(self, why: str) -> None:
+        """The weights are no longer those of any version; the label stays."""
+        self.cut_spans()
+        self.engine.scheduler.epoch += 1
+        self.engine.weight_hash = why
 
     def cut_spans(self) -> None:
         """Close the span of every request that has output: its next tokens are another version's."""

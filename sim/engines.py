@@ -27,6 +27,8 @@ from sim.engine import EngineNotListening, SimEngine
 from sim.engine_forward import ROUTES, serve_json
 from sim.engine_metrics import get as render_page
 from sim.engine_sampling import PPM, SamplingAsked
+from sim.engine_transfers import ROUTES as TRANSFERS
+from sim.engine_transfers import EngineTransfers, Group
 from sim.engine_types import MAIN_DEATH_NS, AdminResult, EngineResult
 from sim.http import CONTROL, Exchange
 from sim.network import Network
@@ -50,7 +52,7 @@ _FIRST_PRIORITY = 10  # SimPy priority of the first engine's iterations; each en
 class EngineProcess(Process):
     """One incarnation of an engine: its HTTP routes over a SimEngine. ``engine`` is the model itself."""
 
-    __slots__ = ("shared", "engine", "host", "port", "open", "by_rid", "json_rids")
+    __slots__ = ("shared", "engine", "host", "port", "open", "by_rid", "json_rids", "transfers")
 
     role = "engine"
 
@@ -77,6 +79,7 @@ class EngineProcess(Process):
             options=options,
             rank=_rank(name),
         )
+        self.transfers: EngineTransfers | None = None
 
     @property
     def in_flight(self) -> int:
@@ -225,6 +228,10 @@ class EngineProcess(Process):
             )
         elif route == "/update_weights_from_disk":
             self._update_weights(body, done)
+        elif route in TRANSFERS:
+            if self.transfers is None:
+                self.transfers = EngineTransfers(self)
+            self.transfers.post(route, body, done)
         else:
             engine.serve(lambda: self._answer(exchange, AdminReply(404, "Not Found", False)))
 
@@ -333,6 +340,7 @@ class SharedEngines:
     processes: dict[str, EngineProcess] = field(default_factory=dict)
     specs: dict[str, tuple[EngineSpec, str | None, Placement | None]] = field(default_factory=dict)
     page_faults: list[PageFault] = field(default_factory=list)
+    transfer_groups: dict[str, Group] = field(default_factory=dict)
     _profiles: dict[str, EngineProfile] = field(default_factory=dict)
     _ports: dict[str, set[int]] = field(default_factory=dict)
     _held: dict[str, Callable[[], None]] = field(default_factory=dict)  # by process id: how to give its GPUs back

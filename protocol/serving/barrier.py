@@ -29,11 +29,15 @@ class Member:
 
 @message
 class BarrierView:
-    """A barrier as others see it. ``stage``: sealing, drained or resuming (opened in part)."""
+    """A barrier as others see it. ``stage``: sealing, drained or resuming (opened in part).
+
+    ``fenced``: entrypoints that were taken out of it by name; their gates stay closed when it ends.
+    """
 
     epoch: int
     stage: str
     entrypoints: tuple[str, ...]
+    fenced: tuple[str, ...] = ()
 
 
 class Barrier:
@@ -44,9 +48,21 @@ class Barrier:
         self.members = members
         self.topology = topology
         self.stage: Stage = "sealing"
+        self.fenced: dict[str, str] = {}
+        """Entrypoints that were taken out of it: why."""
 
     def view(self) -> BarrierView:
-        return BarrierView(self.epoch, self.stage, tuple(self.topology))
+        return BarrierView(self.epoch, self.stage, tuple(self.topology), tuple(self.fenced))
+
+    @property
+    def going_on(self) -> tuple[Member, ...]:
+        """The entrypoints that will be opened."""
+        return tuple(member for member in self.members if member.name not in self.fenced)
+
+    @property
+    def active(self) -> Topology:
+        """The backends of those."""
+        return {name: address for name, address in self.topology.items() if name not in self.fenced}
 
 
 async def everywhere(stage: str, parts: tuple[Any, ...], one: Callable[[Any], Awaitable[None]]) -> None:

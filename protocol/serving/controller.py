@@ -10,6 +10,10 @@ A publication is one barrier over every entrypoint:
 Each of the two has one deadline, looked at before every stage. Whatever fails is raised, the barrier stays, and gates
 stay closed. A reopening over many entrypoints is not atomic: some gates may be open when it fails. Each of those has
 the version installed and a backend that goes on, and the same call again completes it.
+
+With ``fence`` an entrypoint that is not routed to, or that the update did not get into, is taken out of the barrier by
+name: its gate stays closed and nobody is routed to it, while the others go on. It rejoins when its backend serves the
+published version, which a recovery loads, or else with the next publication.
 """
 
 from __future__ import annotations
@@ -61,6 +65,18 @@ class RolloutController:
         self._barrier: Barrier | None = None
         self._busy = False
         self._posts = asyncio.Semaphore(admin.fan_out)
+        self._fenced: dict[str, tuple[int, int]] = {}
+        """Entrypoints out of service since the last publication: its epoch and version."""
+        self._rejoining: asyncio.Task[None] | None = None
+        self._rejoin_lock = asyncio.Lock()
+
+    async def start(self) -> None:
+        if self._config.fence:
+            self._rejoining = backend().periodic(self._config.rejoin_interval_s, self._rejoin, name="rejoin")
+
+    async def stop(self) -> None:
+        if self._rejoining is not None:
+            self._rejoining.cancel()
 
     # --- topology ---
 
@@ -120,6 +136,8 @@ class RolloutController:
         """
         with self._alone("prepare_pause"):
             deadline = self._deadline(timeout_s, self._config.prepare_timeout_s)
+            async with self._rejoin_lock:
+                self._fenced = {}  # they are sealed with all others now
             barrier = self._barrier
             if barrier is None:
                 barrier = await self._freeze(deadline)
@@ -135,12 +153,33 @@ class RolloutController:
             await self._gates(gates, "drained", "drain", deadline, lambda left_s: (barrier.epoch, left_s))
             if self._config.pause_mode != "none":
                 mode = {"mode": self._config.pause_mode}
-                await self._post(barrier.topology, "paused", "/pause_generation", mode, deadline)
+                await self._post(barrier.active, "paused", "/pause_generation", mode, deadline)
             barrier.stage = "drained"
             return barrier.view()
 
+    async def fence(self, failed: tuple[tuple[str, str], ...]) -> None:
+        """Take entrypoints out of the barrier, whose backends an update did not get into: (name, why) of each.
+
+        Nobody is routed to them from now on, and their gates stay closed when the barrier ends.
+
+        Raises BarrierError, *not done*: nothing is drained, or none would be left; or the gateway does not answer.
+        """
+        barrier = self._required("fence")
+        if barrier.stage != "drained":
+            raise BarrierError(f"fence: epoch {barrier.epoch} is {barrier.stage}", outcome=Outcome.NOT_DONE)
+        names = {name for name, _ in failed}
+        if not barrier.active.keys() - names:
+            raise BarrierError(f"no entrypoint would be left without {', '.join(sorted(names)[:8])}",
+                               outcome=Outcome.NOT_DONE)  # fmt: skip
+        for name, why in failed:
+            try:
+                await self._gateway.call("set_routable", barrier.topology[name], False, why)
+            except PEER_LOST as error:
+                raise BarrierError(f"{name} cannot be taken out: {error}", outcome=Outcome.NOT_DONE) from error
+            self._take_out(barrier, name, why)
+
     async def targets(self) -> tuple[EngineAddress, ...]:
-        """The backends of the barrier, by their present addresses.
+        """The backends of the barrier that are to be updated, by their present addresses.
 
         Raises BarrierError, *not done*: nothing is drained, there is no backend at all, or the topology has changed.
         """
@@ -148,7 +187,12 @@ class RolloutController:
         if barrier.stage == "sealing":
             raise BarrierError(f"epoch {barrier.epoch} is not drained", outcome=Outcome.NOT_DONE)
         await self._check_topology(barrier)
-        return tuple(barrier.topology.values())
+        return tuple(barrier.active.values())
+
+    async def inactive(self) -> tuple[EngineAddress, ...]:
+        """The backends of the barrier's fenced entrypoints, as they were when it began. Raises as ``targets``."""
+        barrier = self._required("inactive")
+        return tuple(barrier.topology[name] for name in barrier.fenced)
 
     async def resume_requests(self, model_step: int, timeout_s: float | None = None) -> None:
         """Install a version everywhere, then continue everywhere, then reopen everywhere. One deadline for all of it.
@@ -166,12 +210,13 @@ class RolloutController:
                 raise BarrierError(f"epoch {barrier.epoch} is not drained", outcome=Outcome.NOT_DONE)
             deadline = self._deadline(timeout_s, self._config.resume_timeout_s)
             await self._check_topology(barrier)
-            await self._check_served(barrier.topology, str(model_step), deadline)
+            await self._check_served(barrier.active, str(model_step), deadline)
             barrier.stage = "resuming"
-            gates = barrier.members
+            gates = barrier.going_on
             await self._gates(gates, "installed", "install_version", deadline, lambda _: (barrier.epoch, model_step))
-            await self._post(barrier.topology, "continued", "/continue_generation", {}, deadline)
+            await self._post(barrier.active, "continued", "/continue_generation", {}, deadline)
             await self._gates(gates, "reopened", "reopen", deadline, lambda _: (barrier.epoch,))
+            self._fenced = dict.fromkeys(barrier.fenced, (barrier.epoch, model_step))
             self._barrier = None
             await self._release()
 
@@ -199,9 +244,57 @@ class RolloutController:
         members = tuple(self._members.values())
         epoch = 1 + max(snapshot.epoch for snapshot in snapshots.values())
         await self._hold(self._config.prepare_timeout_s + self._admin.update_timeout_s + self._config.resume_timeout_s)
-        self._barrier = Barrier(epoch, members, topology)
+        self._barrier = barrier = Barrier(epoch, members, topology)
         self._emit("frozen", f"{len(members)} entrypoints")
-        return self._barrier
+        if self._config.fence:
+            for name, why in await self._inactive(topology):
+                self._take_out(barrier, name, why)
+            if not barrier.active:
+                raise BarrierError("no entrypoint is routed to", outcome=Outcome.NOT_DONE)
+        return barrier
+
+    async def _inactive(self, topology: Topology) -> list[tuple[str, str]]:
+        """The entrypoints of which nobody is routed to the backend, and why."""
+        try:
+            views = await self._gateway.call("engines")
+        except PEER_LOST as error:
+            raise BarrierError(f"the gateway does not say who is routed to: {error}") from error
+        routable = {view.address for view in views if view.routable}
+        return [(name, "not routed to") for name, address in topology.items() if address not in routable]
+
+    def _take_out(self, barrier: Barrier, name: str, why: str) -> None:
+        barrier.fenced[name] = why
+        backend().emit("controller.fenced", epoch=barrier.epoch, replica=name, what="fenced", why=why)
+
+    async def _rejoin(self) -> None:
+        """Open the gates of fenced entrypoints whose backends serve the published version by now."""
+        async with self._rejoin_lock:
+            if not self._fenced or self._barrier is not None or self._busy:
+                return
+            try:
+                views = await self._gateway.call("engines")
+            except PEER_LOST:
+                return
+            routed = {view.address.name: view.address for view in views if view.routable}
+            for name, (epoch, model_step) in tuple(self._fenced.items()):
+                if name in routed and name in self._members:
+                    await self._rejoin_one(self._members[name], routed[name], epoch, model_step)
+
+    async def _rejoin_one(self, member: Member, address: EngineAddress, epoch: int, model_step: int) -> None:
+        limit_s = self._config.call_timeout_s
+        deadline = self._deadline(None, limit_s)
+        try:
+            served, _ = await reported_weights(
+                backend().engines.client(address), connect_timeout_s=limit_s, read_timeout_s=limit_s
+            )
+            if served != str(model_step):
+                return  # it was started from an older export: the next publication brings it up
+            await self._ask(member.gate, "install_version", (epoch, model_step), deadline)
+            await self._ask(member.gate, "reopen", (epoch,), deadline)
+        except SeatrialError:
+            return  # the next look tries again; everything asked of a gate is idempotent
+        self._fenced.pop(member.name, None)
+        backend().emit("controller.fenced", epoch=epoch, replica=member.name, what="rejoined", why="")
 
     async def _snapshots(self, members: tuple[Member, ...], deadline: float) -> dict[str, GateSnapshot]:
         found: dict[str, GateSnapshot] = {}
@@ -324,7 +417,7 @@ class RolloutController:
 
     async def _check_topology(self, barrier: Barrier) -> None:
         now = await self._topology()
-        changed = [name for name, address in barrier.topology.items() if now.get(name) != address]
+        changed = [name for name, address in barrier.active.items() if now.get(name) != address]
         if changed:
             raise BarrierError(
                 f"the topology changed in the barrier of epoch {barrier.epoch}: {', '.join(changed[:8])}",

@@ -2,9 +2,13 @@
 
     export -> prepare_pause -> update **all** backends -> resume_requests
 
+How the weights get there is the transport's: each backend reads the export (*disk*), or training ranks bring them
+(`protocol.training.weight_sync`). The export is made in any case, for whoever is started later.
+
 Weights change only between the two calls of the controller, on backends of which every gate is drained. What a backend
 serves is asked of it, never concluded from an answer: an update may be made and its answer lost, or be refused for the
-flush after it (engines.md 3). A backend that does not serve the version fails the publication by name (serving.md 9).
+flush after it (engines.md 3). A backend that does not serve the version fails the publication by name, or is fenced:
+left behind a closed gate, by name, while the others go on (`protocol.serving.controller`; serving.md 9).
 """
 
 from __future__ import annotations
@@ -18,6 +22,7 @@ from protocol.ports import ActorHandle, EngineClient, backend
 from protocol.serving.admin import post_update_weights, reported_weights
 from protocol.serving.barrier import BarrierView, everywhere
 from protocol.training.checkpoint import load_manifest
+from protocol.training.weight_sync import WeightSync
 
 
 class WeightPublisher:
@@ -27,12 +32,23 @@ class WeightPublisher:
         admin: time-outs of the weight update, and how many backends at once.
         controller: handle of the RolloutController.
         exporter: handle of the Exporter.
+        sync: brings the weights from training ranks; None: each backend reads the export.
+        fence: whether a backend that an update does not get into is left behind, or fails the publication.
     """
 
-    def __init__(self, admin: AdminConfig, controller: ActorHandle, exporter: ActorHandle) -> None:
+    def __init__(
+        self,
+        admin: AdminConfig,
+        controller: ActorHandle,
+        exporter: ActorHandle,
+        sync: WeightSync | None = None,
+        fence: bool = False,
+    ) -> None:
         self._admin = admin
         self._controller = controller
         self._exporter = exporter
+        self._sync = sync
+        self._fence = fence
         self._exported: dict[int, str] = {}
         self._loaded: dict[tuple[str, int], str] = {}
         """Path of the export that a backend was last seen to serve; a label alone says nothing of the weights."""
@@ -71,13 +87,46 @@ class WeightPublisher:
         targets: tuple[EngineAddress, ...] = await self._controller.targets()
         if not targets:
             raise BarrierError("no backend to update", outcome=Outcome.NOT_DONE)
+        if self._sync is not None:
+            await self._by_ranks(self._sync, targets, manifest)
+            return
+        slots = asyncio.Semaphore(self._admin.fan_out)
+        failed: dict[str, SeatrialError] = {}
+
+        async def one(address: EngineAddress) -> None:
+            try:
+                async with slots:
+                    await self._load(backend().engines.client(address), path, manifest)
+            except SeatrialError as error:
+                failed[address.name] = error
+                raise
+
+        try:
+            await everywhere("updated", targets, one)
+        except BarrierError:
+            if not self._fence or len(failed) == len(targets):
+                raise
+            await self._controller.fence(tuple((name, error.message) for name, error in sorted(failed.items())))
+
+    async def _by_ranks(self, sync: WeightSync, targets: tuple[EngineAddress, ...], manifest: ExportManifest) -> None:
+        """The update by training ranks. A label alone is not believed: every backend is asked what it serves."""
+        inactive: tuple[EngineAddress, ...] = await self._controller.inactive()
+        failed = {failure.name: failure.why for failure in await sync.update(manifest.version, targets, inactive)}
         slots = asyncio.Semaphore(self._admin.fan_out)
 
         async def one(address: EngineAddress) -> None:
             async with slots:
-                await self._load(backend().engines.client(address), path, manifest)
+                if address.name not in failed and not await self._serves(backend().engines.client(address), manifest):
+                    failed[address.name] = f"does not serve {manifest.version!r} after its update"
 
-        await everywhere("updated", targets, one)
+        await asyncio.gather(*(one(address) for address in targets))
+        if not failed:
+            return
+        named = tuple(sorted(failed.items()))
+        if not self._fence or len(failed) == len(targets):
+            first = "; ".join(f"{name}: {why}" for name, why in named[:4])
+            raise BarrierError(f"updated: {len(failed)} of {len(targets)} failed, {first}", failed=len(failed))
+        await self._controller.fence(named)
 
     async def _load(self, client: EngineClient, path: str, manifest: ExportManifest) -> None:
         backend_id = (client.address.name, client.address.incarnation)

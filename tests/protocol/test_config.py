@@ -35,6 +35,7 @@ READERS = {
     "EntrypointConfig": ("serving/entrypoint.py", "serving/settlement.py"),
     "ControllerConfig": ("serving/controller.py",),
     "AffinityConfig": ("serving/affinity.py",),
+    "WeightSyncConfig": ("training/weight_sync.py", "training/ranks.py", "training/transports.py"),
     "ProxyConfig": ("serving/registration.py",),
     "JudgeConfig": ("serving/judge.py",),
     "LifecycleConfig": ("scaling/lifecycle.py", "scaling/placement.py", "scaling/replicas.py"),
