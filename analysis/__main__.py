@@ -177,6 +177,27 @@ def calibrate(data: pathlib.Path | None, out: pathlib.Path | None) -> None:
     sys.exit(run_calibrate(data, out))
 
 
+@main.group(name="import", cls=_Group)
+def import_() -> None:
+    """Turn runs of others into run directories of ours, and judge them."""
+
+
+@import_.command(name="genrm")
+@click.argument("folder", type=click.Path(path_type=pathlib.Path))
+@click.option("--out", type=click.Path(path_type=pathlib.Path), help="The run directory to make; it must not exist.")
+def import_genrm(folder: pathlib.Path, out: pathlib.Path | None) -> None:
+    """A published run of the elastic judge (FOLDER holds events.json, verdicts.json and more)."""
+    from analysis.foreign.genrm import import_genrm as run_import
+
+    target = pathlib.Path("runs") / f"imported-{folder.resolve().name}" if out is None else out
+    imported = run_import(folder, target)
+    print_verdict(imported.verdict, f"{folder.name} ({imported.protocol.name})")
+    for line in imported.missing:
+        click.echo(line, err=True)
+    click.echo(f"evidence in {target}")
+    sys.exit(imported.verdict.exit_code)
+
+
 def print_verdict(reached: Verdict, scenario: str) -> None:
     """The verdict as a table: what counts first, what does not apply in one line."""
     out = Table(box=None, header_style="bold")

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
-from analysis.checks import autoscaler_criteria, engines, judging, requests, run
+from analysis.checks import affinity, autoscaler_criteria, engines, foreign, judging, publishing, requests, run, scaling
 from analysis.checks.base import Check
 from analysis.checks.criteria import (
     AnsweredFraction,
@@ -46,6 +46,13 @@ CRITERIA: dict[str, Entry] = {
         requests.Converges,
         engines.LoadedExportIsWhole,
         run.FaultsHit,
+        scaling.RemovedWhileIdle,
+        scaling.CleanMeansClean,
+        scaling.ProtectedAlive,
+        scaling.VictimStaysOut,
+        publishing.TurnOfOneVersion,
+        publishing.NoUpdateUnderLease,
+        affinity.RouterEmptyAtTheEnd,
     )
 } | {
     criterion.name: Entry(criterion.model, inspect.getdoc(criterion) or "", criterion)
@@ -61,6 +68,13 @@ CRITERIA: dict[str, Entry] = {
         autoscaler_criteria.Decided,
         autoscaler_criteria.CapacityReturned,
         autoscaler_criteria.Reversals,
+        foreign.FilesRead,
+        foreign.StatedVerdict,
+        foreign.ResourcesReturned,
+        foreign.LoadAnswered,
+        foreign.VictimsBusy,
+        foreign.TrainingContinued,
+        foreign.DocumentsAgree,
         judging.JudgementsAgree,
     )
 }

@@ -233,7 +233,7 @@ def schema() -> Iterator[EventKind]:
 
 # --- the run ---
 _declare("run.started", "world", "First event but for the birth of the driver. What judges need to know of the run.",
-        scenario="str: name", seed="int: seed", world="str: sim or real",
+        scenario="str: name", seed="int: seed", world="str: sim, real, or imported (analysis/foreign)",
         clock_error_ns="int: bound on the difference of two processes' clocks; 0 in sim",
         schema="int: version of this table")
 _declare("run.workload", "world", "Every replica is up and the workload begins: times of steps, and of what must be reached, count from here.")
@@ -289,6 +289,11 @@ _declare("engine.sampling", "world", "How a JSON call that has reached an engine
         request="str: id", temperature="float: 0 is greedy", seed="int?: seed in the request, None without one")
 _declare("engine.accepted", "world", "A generation request reached the engine's scheduler.",
         request="str: id", running="int: requests running", queued="int: requests queued")
+_declare("engine.prompt", "world", "A JSON call about a conversation has reached an engine.",
+        request="str: id, empty for a call that generates nothing", route="str: route", tokens="int: of the prompt",
+        continues="str: id of the longest earlier generation of this engine that the prompt begins with, empty without one",
+        continued_tokens="int: its prompt and output",
+        unasked="json: fields of the body that no client sends: for hooks alone, or put in by a hook")
 _declare("engine.refused", "world", "The engine refused a request.", request="str: id", status="int: status", why="str: text")
 _declare("engine.finished", "world", "The engine finished a request (whether or not anybody hears of it).",
         request="str: id", reason="str: length, stop, abort", completion_tokens="int: count", cached_tokens="int: count",
