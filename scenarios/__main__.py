@@ -17,6 +17,7 @@ import click
 
 from analysis.errors import BadInput, print_anything
 from scenarios.console import Shell
+from scenarios.http_commands import openapi
 from scenarios.load import Scenario, catalog, load
 from scenarios.real_scenario import for_real
 from scenarios.runner import default_directory, look_through_traces, preflight, repeat_command, run_in_sim
@@ -243,6 +244,9 @@ def _expected_s(scenario: Scenario, traces: list[Any]) -> float | None:
 
 def main() -> None:
     """The entry point: every refusal is one message and exit code 2."""
+cli.add_command(openapi)
+
+
     try:
         code = cli.main(standalone_mode=False)
     except click.ClickException as error:
