@@ -346,3 +346,46 @@ class TraceAccessConfig(ComponentConfig):
     """Longest wait for one answer of the store; then it is asked again, which is harmless."""
     patience_s: Seconds = 60.0
     """How long it is asked in all."""
+
+
+class ReplayBufferConfig(ComponentConfig):
+    """``protocol.rollout.replay_buffer.ReplayBuffer`` (rollout.md 6.2, 6.7)."""
+
+    max_staleness: Annotated[int, Field(ge=0, le=10**9)] = 0
+    sync_weights_interval: Count = 1
+    """Training steps from one publication to the next. A sample is stale from (max_staleness + 1) times this on."""
+    keep_expired: bool = False
+    """Whether an expired group is rolled out again; otherwise it is dropped for good, and its sessions released."""
+
+
+class ProducerConfig(ComponentConfig):
+    """``protocol.rollout.producer.Producer`` (rollout.md 6.1, 6.4)."""
+
+    groups_at_once: Count = 4
+    filter_equal_rewards: bool = True
+    """Whether a completed group all of whose rewards are the same is filtered: it teaches nothing."""
+    poll_s: Seconds = 0.5
+    """How long is waited where there is nothing to roll out, and something may yet come back."""
+
+
+class LearnerConfig(ComponentConfig):
+    """``protocol.training.learner.Learner`` (training.md 7.2, 7.3)."""
+
+    mode: Literal["disaggregated", "colocated"] = "disaggregated"
+    """Whether groups are produced while it trains, or before each step by itself."""
+    batch_groups: Count = 4
+    fit_s: Seconds = 0.5
+    """How long a worker works on a batch, beside reading it."""
+    poll_s: Seconds = 0.2
+    """How long is waited where there is no batch yet."""
+    call_timeout_s: Seconds = 60.0
+    """Longest wait for the buffer or a worker."""
+
+
+class EvaluatorConfig(ComponentConfig):
+    """``protocol.training.evaluator.Evaluator`` (training.md 7.2)."""
+
+    groups: Count = 2
+    """Of one evaluation."""
+    interval_s: Seconds = 2.0
+    """From the end of an evaluation to the next one."""

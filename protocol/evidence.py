@@ -509,5 +509,32 @@ _declare("trace.appended", "component", "The trace store took segments of a conv
         request="str: of the last one, empty without")
 _declare("trace.released", "component", "The trace store released a session.", session="str: id", segments="int: in it",
         freed="int: references freed by hand")
+_declare("buffer.put", "component", "A group came to lie in the replay buffer.", group="str: id", status="str: COMPLETED, ABORTED or EXPIRED",
+        sessions="json: of its traced members")
+_declare("producer.discarded", "component", "A producer discarded a group.", group="str: id", status="str: FAILED or FILTERED",
+        sessions="json: of its traced members")
+_declare("learner.step", "component", "A learner trained on a batch and cleaned up after it.", step="int: training step",
+        groups="json: ids", released="str: own or all", ok="bool: every worker finished")
+
+# --- rollouts: what the agents and the operator see ---
+_declare("rollouts.deployed", "world", "Who produces, keeps and consumes rollouts of a service.", service="str: name",
+        store="str: trace store", buffer="str: replay buffer", producer="str: actor", learner="str: actor", evaluator="str: actor",
+        agents="json: actors that run episodes", workers="json: actors that train")
+_declare("trace.looked_up", "world", "An agent asked the trace store for the longest known beginning of its conversation.",
+        session="str: id", expected="int: characters that were recorded before", found="int: characters that are there",
+        error="str: class, empty when there was an answer")
+_declare("trace.recorded", "world", "An agent was told what became of the record of a turn.", session="str: id", request="str: id",
+        chars="int: of the conversation up to and with it", tokens="int: of the turn", model_step="int: version, -1 without",
+        outcome="str: done, not_done, unknown", error="str: class, empty when done", again="bool: a second answer of a turn that is recorded")
+_declare("trace.exported", "world", "An agent took the training trace of its conversation.", session="str: id", chars="int: of the conversation",
+        tokens="int: in the trace", expected_tokens="int: that the agent knows of", experts="int: references", segments="int: that the agent knows of",
+        steps="json: [[version, tokens], ...]", same="bool: tokens, versions and requests of this episode's turns are those it had",
+        error="str: class, empty when there was an answer")
+_declare("trace.snapshot", "world", "What an operator sees of buffer and store: the buffer before and after the store was asked.",
+        service="str: name", when="str: course, or final when nobody works any more", before="json: [[rollout, session, status, put], ...]",
+        sessions="json: in the store", after="json: as before")
+_declare("rollouts.ended", "world", "A part of a training run told its operator how it ended.", service="str: name",
+        part="str: producer, learner or evaluator", outcome="str: done, not_done, unknown", error="str: class, empty when done",
+        counts="json: its counters")
 
 _TABLE = tuple(KINDS)

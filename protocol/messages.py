@@ -187,13 +187,9 @@ class AdminReply:
 
 @message
 class ObjectRef:
-    """Where a value lies in the object store. It crosses as data: having one holds nothing (`ports.Objects.borrow`).
-
-    ``token``: what a world needs to find the value again.
-    """
+    """Names a value in the object store. It crosses as data: having one holds nothing (`ports.Objects.borrow`)."""
 
     object_id: str
-    token: bytes = b""
 
 
 @message

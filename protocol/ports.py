@@ -290,9 +290,7 @@ class Objects(Protocol):
     """The object store: values too large for a message, put once and read by reference.
 
     A value belongs to the process that put it and dies with it. It lives until somebody frees it, or until everybody
-    who held it has given it back. A hold is one process's, under a name that evidence shows, and ends with the process.
-    ``borrow``, ``give_back`` and ``free`` are instructions: they return at once, and never raise for a value that is
-    gone. A reader finds that out.
+    who held it has given it back. A hold is one process's, under a name that evidence shows.
     """
 
     async def put(self, data: bytes, holder: str, *, size_bytes: int | None = None) -> ObjectRef:
@@ -303,16 +301,22 @@ class Objects(Protocol):
         """Raises ObjectFreed, ObjectLost (*not done*)."""
         ...
 
-    def borrow(self, ref: ObjectRef, holder: str) -> None:
-        """Hold it in this process too. Whoever passes a reference on keeps his hold until the receiver has borrowed."""
+    async def borrow(self, ref: ObjectRef, holder: str) -> None:
+        """Hold it in this process too. Whoever passes a reference on keeps his hold until the receiver has borrowed.
+
+        Raises ObjectFreed, ObjectLost (*not done*).
+        """
         ...
 
     def give_back(self, ref: ObjectRef, holder: str) -> None:
-        """End one hold of this process; the last one anywhere ends the value."""
+        """End one hold of this process; the last one anywhere ends the value. An instruction: it never raises."""
         ...
 
     def free(self, refs: tuple[ObjectRef, ...]) -> None:
-        """End the values, whoever holds them. Whoever frees must be the only one who ever does."""
+        """End the values, whoever holds them. An instruction: that a value is gone already is passed over in silence.
+
+        Who frees must be the only one who ever does, and the last who reads: nobody is told but by a failing read.
+        """
         ...
 
 

@@ -30,6 +30,7 @@ from real.faults.placement import GroupNotes
 from real.faults.traffic import FaultyTraffic
 from real.handles import RealHandle
 from real.nodes import living_nodes, name_nodes, own_node
+from real.object_store import RayObjects, end_ledger
 from real.placement import RayPlacementGroups, remove_groups_of
 from real.registry import NAMESPACE, REGISTRY, NameRegistry, ProcessIdentity, RunConfig
 from real.spawner import Spawner, spec_of
@@ -58,6 +59,7 @@ class RealBackend:
         """The class of the actor in this process; None in the driver's."""
         self._registry = ray.get_actor(REGISTRY, namespace=NAMESPACE)
         self._storage = FileStorage(os.path.join(run.folder, "storage"), self.log)
+        self._objects = RayObjects(run.run, f"{identity.name}/{identity.incarnation}", self.log, self.new_id)
         self._groups = RayPlacementGroups(run.run, self.log, self.new_id, GroupNotes(run.folder))
         self._spawner = Spawner(run, identity, self.log, self.caller, self._registry, self._groups)
         self._engines: RealEngines | None = None
@@ -93,6 +95,10 @@ class RealBackend:
     @property
     def storage(self) -> FileStorage:
         return self._storage
+
+    @property
+    def objects(self) -> RayObjects:
+        return self._objects
 
     async def spawn(
         self,
@@ -235,6 +241,7 @@ class RealBackend:
             await self._engines.close()
             clear_leftovers(self.run.folder)
         remove_groups_of(self.run.run)
+        end_ledger(self.run.run)
         for name, pid, node in await self._registry.close.remote(self.run.run):
             await self._send_signal((pid, node), signals.SIGKILL)
             with contextlib.suppress(ValueError):  # Ray has noticed its death already

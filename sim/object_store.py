@@ -120,13 +120,18 @@ class ObjectsPort:
             return found.data
         raise found
 
-    def borrow(self, ref: ObjectRef, holder: str) -> None:
+    async def borrow(self, ref: ObjectRef, holder: str) -> None:
+        shared = self._shared
+        await asyncio.sleep(shared.latency_s)
+        found = shared.find(ref.object_id)
+        error = "" if isinstance(found, _Value) else type(found).__name__
+        told = {"object": ref.object_id, "holder": holder, "ok": not error, "error": error}
+        shared.world.record(self._process, "object.borrowed", cause.get(), told)
+        if not isinstance(found, _Value):
+            raise found
         if self._process.alive:
-            self._shared.world.emit(self._process, "object.borrowed", cause.get(), object=ref.object_id, holder=holder)
-            value = self._shared.values.get(ref.object_id)
-            if value is not None:
-                hold = (self._process.id, holder)
-                value.holds[hold] = value.holds.get(hold, 0) + 1
+            hold = (self._process.id, holder)
+            found.holds[hold] = found.holds.get(hold, 0) + 1
 
     def give_back(self, ref: ObjectRef, holder: str) -> None:
         if self._process.alive:

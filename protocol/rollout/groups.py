@@ -17,17 +17,20 @@ class RolloutState:
     """One rollout of a prompt.
 
     ``session_id`` is empty for one that is not traced; its references are then its own. ``text`` is the conversation so
-    far, a key of the trace store. ``model_steps``: versions that its tokens were generated under, oldest first, each
-    once. ``experts`` are references: of a traced rollout the session's, which the store frees; ``shared`` ones are
-    never freed by hand.
+    far, of which the first ``stored`` characters are known to be in the trace store. ``prompt`` is what it began with.
+    ``attempt`` counts how often it was run. ``model_steps``: versions that its tokens were generated under, each once,
+    oldest first. ``experts`` are references: of a traced rollout the session's, which the store frees; ``shared`` ones
+    are never freed by hand.
     """
 
     rollout_id: str
     session_id: str
     status: str = INIT
+    attempt: int = 0
+    prompt: str = ""
     text: str = ""
+    stored: int = 0
     turns: int = 0
-    tokens: int = 0
     model_steps: tuple[int, ...] = ()
     experts: tuple[ObjectRef, ...] = ()
     shared: bool = False
@@ -39,6 +42,14 @@ class RolloutState:
     def staleness(self, step: int) -> int:
         """Of its oldest token, were it trained on in ``step``; 0 without any (rollout.md 6.2)."""
         return step - self.model_steps[0] - 1 if self.model_steps else 0
+
+    def reset(self) -> RolloutState:
+        """For another rollout of the same prompt: what was generated is forgotten, session and prompt are kept.
+
+        Nothing is freed: the references of a session belong to its trace, which still has them (S-17).
+        """
+        stored = min(self.stored, len(self.prompt))
+        return RolloutState(self.rollout_id, self.session_id, EXPIRED, self.attempt, self.prompt, self.prompt, stored)
 
 
 @message
@@ -60,7 +71,10 @@ class RolloutGroup:
 
 
 def dispose(members: Iterable[RolloutState]) -> None:
-    """Free what states refer to, but for shared references, which end with the last who holds them."""
+    """Free the references of states that nobody will use again, but for shared ones, which end with their last holder.
+
+    References of a session that the trace store has released are freed already: take them off before.
+    """
     own = [ref for member in members if not member.shared for ref in member.experts]
     if own:
         backend().objects.free(tuple(own))

@@ -119,5 +119,9 @@ class TraceAccess:
 
 
 def detached(members: Iterable[RolloutState], released: frozenset[str]) -> list[RolloutState]:
-    """The states, those of released sessions without their references: the store has freed them already."""
+    """The states, those of released sessions without their references: the store has freed them already.
+
+    A session that is not in the store, because a store that had it is dead, keeps its references: nobody else frees
+    them.
+    """
     return [member.without_experts() if member.session_id in released else member for member in members]

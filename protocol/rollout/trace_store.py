@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Iterable
 from typing import TypeVar
 
-from protocol.errors import TraceConflict, TraceNotFound
+from protocol.errors import SeatrialError, TraceConflict, TraceNotFound
 from protocol.messages import ObjectRef
 from protocol.ports import backend
 from protocol.rollout.prefix_tree import PrefixTree
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 class RolloutTraceStore:
-    """Session to prefix tree. An actor; every method is done in one step, so no call sees half of another one.
+    """Session to prefix tree. An actor; what a method changes it changes in one step, so no call sees half of another.
 
     A session id is taken as ``str(session_id)``: what writes and what cleans up must mean the same session.
     """
@@ -39,19 +39,30 @@ class RolloutTraceStore:
         gives back his own hold once this has returned.
 
         Raises:
+            ObjectFreed, ObjectLost (*not done*): an expert reference leads to nothing.
             TraceConflict (*not done*): another content stands at one of the keys, ``prefix`` is not stored, an edge
                 that is there already would cut a segment in two, a segment has no text, or some segments of the
                 conversation have experts and others none.
         """
         session = str(session_id)
-        tree = self._trees.get(session)
-        new = self._new_keys(session, tree, prefix, segments)
-        if tree is None:
-            tree = self._trees[session] = PrefixTree()
+        borrowed: list[ObjectRef] = []
+        try:
+            for _, segment in self._new_keys(session, prefix, segments):
+                if segment.experts is not None:
+                    await backend().objects.borrow(segment.experts, holder(session))
+                    borrowed.append(segment.experts)
+            new = self._new_keys(session, prefix, segments)  # again: another append may have come in between
+        except SeatrialError:
+            for ref in borrowed:
+                backend().objects.give_back(ref, holder(session))
+            raise
+        tree = self._trees.setdefault(session, PrefixTree())
         for key, segment in new:
             tree.insert(key, segment)
             if segment.experts is not None:
-                backend().objects.borrow(segment.experts, holder(session))
+                borrowed.remove(segment.experts)
+        for ref in borrowed:
+            backend().objects.give_back(ref, holder(session))
         backend().emit(
             "trace.appended",
             session=session,
@@ -62,13 +73,10 @@ class RolloutTraceStore:
         )
 
     def _new_keys(
-        self,
-        session: str,
-        tree: PrefixTree[TokenizedSegment] | None,
-        prefix: str,
-        segments: tuple[TokenizedSegment, ...],
+        self, session: str, prefix: str, segments: tuple[TokenizedSegment, ...]
     ) -> list[tuple[str, TokenizedSegment]]:
-        """What an append adds, checked before anything is written."""
+        """What an append adds. Raises TraceConflict."""
+        tree = self._trees.get(session)
         last = None if tree is None or not prefix else tree.at(prefix)
         if prefix and last is None:
             raise TraceConflict(f"session {session}: no segment ends where the prefix of {len(prefix)} characters does")
