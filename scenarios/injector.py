@@ -147,6 +147,8 @@ class Injector:
         def see(event: Event) -> None:
             if armed.state != "waiting" or self._over or event.t_ns < counts_from or not _matches(event, when.where):
                 return
+            if not _of_service(event, armed.step.target):
+                return
             armed.seen += 1
             if armed.seen < when.nth:
                 return
@@ -227,8 +229,7 @@ class Injector:
             return name
         if name == "replica_of_trigger":
             assert trigger is not None
-            replica = trigger.data.get("replica") or trigger.actor
-            return str(replica)
+            return _replica_of(trigger)
         found = self._port.replicas(service or next(iter(self._model.topology.services)))
         if not found:
             raise StepRefused(f"no replica is alive for {name!r}")
@@ -268,6 +269,18 @@ class Injector:
                 armed.state = "fired"
         self._port.heal_all()
         self.look()
+
+
+def _replica_of(event: Event) -> str:
+    return str(event.data.get("replica") or event.actor)
+
+
+def _of_service(event: Event, target: TargetModel | None) -> bool:
+    """Whether an event counts for a step that befalls its replica: only one of the service that the target names."""
+    if target is None or target.process != "replica_of_trigger" or target.service is None:
+        return True
+    service, _, number = _replica_of(event).rpartition("-")
+    return service == target.service and number.isdigit()
 
 
 def _matches(event: Event, where: dict[str, Any]) -> bool:

@@ -50,7 +50,8 @@ class TargetModel(SpecModel):
     process: str | None = None
     """A selector, the name of a replica (``genrm-3``) or of an actor (``gateway-genrm-0``)."""
     service: Name | None = None
-    """Of which a selector chooses; needed where there are several."""
+    """Of which a selector chooses; needed where there are several. With ``replica_of_trigger`` only events of this
+    service's replicas count."""
     link: LinkTarget | None = None
     node: str | None = None
     """A node's name."""

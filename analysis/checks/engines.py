@@ -105,15 +105,19 @@ def _find(history: list[tuple[Weights, int]], weights: Weights, since: int) -> i
 
 
 class OneVersionOneHash(Check):
-    """Two engines that serve a version under one name serve the same weights."""
+    """Two engines of a service that serve a version under one name serve the same weights.
+
+    A label is a service's own: two services of different models both begin with ``default``. A replica is named after
+    its service, ``SERVICE-NUMBER``.
+    """
 
     name = "one_version_one_hash"
-    expected = "one weight hash a version, over all engines"
+    expected = "one weight hash a version, over all engines of a service"
     needs = ("engine.ready", "engine.weights")
 
     def __init__(self, ledger: Ledger) -> None:
         super().__init__(ledger)
-        self._hashes: dict[str, tuple[str, int]] = {}
+        self._hashes: dict[tuple[str, str], tuple[str, int]] = {}
 
     def handlers(self) -> dict[str, Handler]:
         return {"engine.ready": self._on_weights, "engine.weights": self._on_weights}
@@ -121,7 +125,8 @@ class OneVersionOneHash(Check):
     def _on_weights(self, event: Event) -> None:
         version, weight_hash = event.data["version"], event.data["weight_hash"]
         self.judged += 1
-        known, seq = self._hashes.setdefault(version, (weight_hash, event.seq))
+        service = event.actor.rpartition("-")[0]
+        known, seq = self._hashes.setdefault((service, version), (weight_hash, event.seq))
         if known != weight_hash:
             self.violation(
                 f"{event.actor}/{event.inc} serves version {version!r} with hash {weight_hash!r}, "

@@ -119,6 +119,15 @@ def test_the_same_hash_on_two_engines_passes_and_none_is_inconclusive() -> None:
     assert History().end().judged("one_version_one_hash").result == "inconclusive"
 
 
+def test_a_label_is_a_services_own() -> None:
+    h = history()
+    for at, weight_hash in (("chat-0/0", "a"), ("policy-0/0", "b"), ("chat-1/0", "a")):
+        h("engine.ready", at=at, version="default", weight_hash=weight_hash)
+    assert h.end().judged("one_version_one_hash").result == "pass"
+    h("engine.ready", at="policy-1/0", version="default", weight_hash="a")
+    assert h.judged("one_version_one_hash").result == "fail"
+
+
 # --- no_stale_prefix
 def test_stale_prefix() -> None:
     h = history()

@@ -116,6 +116,15 @@ def test_the_nth_event_that_matches_fires_with_its_id() -> None:
     assert [aim.name for _, aim, _, _ in port.injected] == ["chat-0"]
 
 
+def test_only_events_of_the_named_service_count_for_a_fault_of_their_replica() -> None:
+    target = "{process: replica_of_trigger, service: chat}"
+    _, port = _injector(f"{{when: {{event: engine.accepted, nth: 2}}, do: sigkill, target: {target}}}")
+    for actor in ("policy-0", "chat-0", "gateway-chat-0", "policy-0", "chat-2"):
+        port.emit("engine.accepted", actor, request="r", running=1, queued=0)
+        port.run(0)
+    assert [aim.name for _, aim, _, _ in port.injected] == ["chat-2"]
+
+
 @pytest.mark.parametrize(
     ("phase", "order"),
     [

@@ -69,6 +69,8 @@ def test_genuine_engines_are_given_genuine_weights_unless_a_trainer_is_named(sma
         ("{engin: emulated}", r"small.yaml:\d+: real.engin: unknown key; did you mean 'engine'"),
         ("{engine: vllm}", r"small.yaml:\d+: real.engine: must be 'sglang', 'sglang-cpu' or 'emulated'"),
         ("{set: {emulated: {steps.0.at_s: 1}}}", r"real.set: 'steps.0.at_s' cannot be changed under 'set'"),
+        ("{set: {emulated: {steps.0.do: note}}}", r"real.set: 'steps.0.do' cannot be changed under 'set'"),
+        ("{set: {emulated: {steps.0.with.count: 1}}}", r"real.set: 'steps.0.with.count' cannot be changed"),
         ("{set: {emulated: {seed: 1}}}", r"real.set: 'seed' cannot be changed under 'set'"),
         (
             "{set: {vllm: {workload.for_s: 1}}}",
@@ -80,6 +82,16 @@ def test_genuine_engines_are_given_genuine_weights_unless_a_trainer_is_named(sma
 def test_a_wrong_block_is_refused_where_it_stands(small: Make, block: str, message: str) -> None:
     with pytest.raises(BadInput, match=message):
         small(text=_with(block))
+
+
+def test_fewer_replicas_may_be_asked_for_and_the_last_one_then_has_another_name() -> None:
+    real = for_real(load("fault_injection"), "sglang-cpu").model
+    asked = [step.with_["num_replicas"] for step in real.steps if step.do in ("scale_out", "scale_in")]
+    elastic = real.topology.services["code"].initial_replicas
+    assert asked == [elastic + 1, elastic]
+    waits_for = [step.when.where for step in real.steps if step.when is not None]
+    assert {"actor": f"code-{elastic}", "running": 2} in waits_for
+    assert [step.do for step in real.steps] == [step.do for step in load("fault_injection").model.steps]
 
 
 def test_a_change_of_an_unknown_key_names_the_block_that_has_it(small: Make) -> None:
