@@ -25,6 +25,7 @@ from analysis.checks.criteria import (
 )
 from analysis.checks.ledger import Ledger
 from analysis.checks.publishing_criteria import DistinctWeights, SessionsAcrossUpdates, TurnsAtVersions
+from analysis.checks.training_criteria import TrainingContinues
 from analysis.errors import BadInput
 from protocol.evidence import KINDS
 
@@ -76,6 +77,7 @@ CRITERIA: dict[str, Entry] = {
         foreign.TrainingContinued,
         foreign.DocumentsAgree,
         judging.JudgementsAgree,
+        TrainingContinues,
     )
 }
 """Every criterion by name."""

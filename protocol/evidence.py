@@ -457,6 +457,14 @@ _declare("judge.replied", "world", "The client has a judgement; request.done of 
         verdict="int?: 1 or 0, None where the reply has none", finish_reason="str: stop, length (cut off) or abort",
         reply_hash="str: of the reply's tokens", replica="str: engine that answered", replica_inc="int: its incarnation")
 
+# --- training, as its loop at the edge sees it ---
+_declare("train.step", "world", "A training step began, or ended.", step="int: from 0", what="str: started or ended")
+_declare("train.rollout", "world", "A rollout landed: every sample that was to come has come, or failed.", rollout="int: from 0",
+        samples="int: generated", judged="int: of these, by the judge")
+_declare("train.weights", "world", "The rollout engines were given the weights of a step.", version="str: of the export",
+        loaded="int: engines that have them")
+_declare("train.finished", "world", "All training steps are over.", steps="int: how many")
+
 # --- the autoscaler ---
 _declare("autoscaler.deployed", "world", "An autoscaler looks after a service from now on.", service="str: name",
         scaler="str: its actor", api="str: actor that stands for the service's control API; what is asked of it is the autoscaler's",

@@ -28,6 +28,7 @@ from scenarios.publishing import Publishing, deploy_publishing
 from scenarios.scaling import ScaleOperator
 from scenarios.schema import ServiceModel, TopologyModel
 from scenarios.trainer import SyntheticTrainer
+from scenarios.training import TrainingClient
 
 _PROBE_S = 2.0
 _LONGEST_POLL_S = 16.0
@@ -232,6 +233,16 @@ async def spawn_clients(scenario: Scenario, services: dict[str, Service], seed: 
                     port.spawn(
                         AgentClient, workload, number, share, seed, service.publishing.router,
                         service.publishing.controller, _block_tokens(scenario, workload.service), name=name,
+                    )
+                )  # fmt: skip
+                continue
+            if workload.arrivals is not None and workload.arrivals.training is not None:
+                trained = services[workload.arrivals.training.rollout_service]
+                admin = scenario.model.topology.services[trained.name].admin
+                spawns.append(
+                    port.spawn(
+                        TrainingClient, workload, number, seed, cells[0].gateway, trained.cells[0].gateway,
+                        trained.exporter, admin, name=name,
                     )
                 )  # fmt: skip
                 continue

@@ -189,6 +189,9 @@ def _check(scenario: Scenario, places: _Places) -> None:
         where: tuple[str | int, ...] = ("workload",) if single else ("workload", number)
         _check_service(model, workload.service, (*where, "service"), places)
         _check_trace(scenario, workload, (*where, "trace", "file"), places)
+        if workload.arrivals is not None and workload.arrivals.training is not None:
+            at_training = (*where, "arrivals", "training", "rollout_service")
+            _check_service(model, workload.arrivals.training.rollout_service, at_training, places)
         judged = workload.arrivals is not None and workload.arrivals.judgements is not None
         if judged and model.topology.services[workload.service].judge is None:
             at_arrivals = places.name((*where, "arrivals", "judgements"))

@@ -23,7 +23,7 @@ _SEED_WITHOUT = 42
 
 
 class SamplingAsked(NamedTuple):
-    """What a request asks for. ``temperature_ppm``: of 1; ``seed``: None where it has none."""
+    """What a request asks for. ``temperature_ppm``: of 1, 0 is greedy; ``seed``: None where it has none."""
 
     temperature_ppm: int
     seed: int | None

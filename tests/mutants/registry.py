@@ -13,11 +13,12 @@ from typing import Any
 import yaml
 
 from tests.mutants.autoscaler_scenarios import AUTOSCALER_SCENARIOS
+from tests.mutants.judge_scenarios import JUDGE_SCENARIOS
 from tests.mutants.publishing_scenarios import PUBLISHING_SCENARIOS
 from tests.mutants.scaling_scenarios import SCALING_SCENARIOS
 from tests.mutants.scenarios import SCENARIOS
 
-_ALL_SCENARIOS = {**SCENARIOS, **SCALING_SCENARIOS, **AUTOSCALER_SCENARIOS, **PUBLISHING_SCENARIOS}
+_ALL_SCENARIOS = {**SCENARIOS, **SCALING_SCENARIOS, **AUTOSCALER_SCENARIOS, **PUBLISHING_SCENARIOS, **JUDGE_SCENARIOS}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,7 +30,7 @@ class Mutant:
         source: where the defect is from: a finding (M8), a hazard (H4), a spec section, a variant (P-1).
         component: a name under ``components`` of a service, or ``module:attribute`` of any module.
         twin: the right class (or function), and cls the wrong one.
-        scenario: a key of ``SCENARIOS``, ``SCALING_SCENARIOS``, ``AUTOSCALER_SCENARIOS`` or ``PUBLISHING_SCENARIOS``.
+        scenario: a key of ``SCENARIOS`` or of one of the other tables above.
         check: row of the verdict that must say fail; ``occurs`` stands for ``occurs(...)``.
         seeds: tried in order; each must catch it.
     """
@@ -81,6 +82,7 @@ def all_mutants() -> Iterator[Mutant]:
         engines,
         exporters,
         gateways,
+        judges,
         loops,
         probers,
         publishing,
@@ -88,5 +90,8 @@ def all_mutants() -> Iterator[Mutant]:
         scalers,
     )
 
-    for group in (gateways, admins, probers, recoveries, exporters, engines, loops, scalers, autoscalers, publishing):
+    groups = (
+        gateways, admins, probers, recoveries, exporters, engines, loops, scalers, autoscalers, publishing, judges,
+    )  # fmt: skip
+    for group in groups:
         yield from group.MUTANTS
