@@ -61,7 +61,7 @@ class GenerateCall(JsonCall):
         if stream and many:
             raise BadBody("this engine streams one answer at a time")
         asked = _asked(sampling)
-        draw = None if asked is None else functools.partial(sampler.takes_next_best, asked)
+        draw = functools.partial(sampler.takes_next_best, asked) if asked.temperature_ppm else None
         wanted = start if body.get("return_logprob") else None
         jobs = [
             Job(rid, prompt, max_new, ignore_eos, Continuation(prompt, draw), wanted)
@@ -115,7 +115,7 @@ class GenerateCall(JsonCall):
         }
         if job.logprob_start is not None:
             meta["input_token_logprobs"] = _prompt_logprobs(job.prompt, job.logprob_start)
-            meta["output_token_logprobs"] = [_logprob(token, at) for at, token in enumerate(job.output.ids)]
+            meta["output_token_logprobs"] = [logprob(token, at) for at, token in enumerate(job.output.ids)]
         return {"text": job.output.text, "output_ids": list(job.output.ids), "meta_info": meta}
 
 
@@ -147,17 +147,16 @@ def _prompts(body: dict[str, Any]) -> tuple[list[list[int]], bool]:
     return prompts, many
 
 
-def _asked(sampling: dict[str, Any]) -> SamplingAsked | None:
-    """None: greedy."""
+def _asked(sampling: dict[str, Any]) -> SamplingAsked:
+    seed = sampling.get("sampling_seed")
+    if seed is not None:
+        seed = whole_number(seed, 0, "sampling_seed")
     temperature = sampling.get("temperature")
     if temperature is None or sampling.get("top_k") == 1:
-        return None
+        return SamplingAsked(0, seed)
     if isinstance(temperature, bool) or not isinstance(temperature, int | float) or not 0 <= temperature <= 1000:
         raise BadBody(f"temperature must be a non-negative number, got {json.dumps(temperature)[:50]}")
-    if temperature < _GREEDY_BELOW:
-        return None
-    seed = sampling.get("sampling_seed")
-    return SamplingAsked(round(temperature * PPM), None if seed is None else whole_number(seed, 0, "sampling_seed"))
+    return SamplingAsked(0 if temperature < _GREEDY_BELOW else round(temperature * PPM), seed)
 
 
 def _rids(given: Any, new_id: str, count: int) -> list[str]:
@@ -188,10 +187,11 @@ def _throughput(result: EngineResult) -> float | None:
 def _prompt_logprobs(prompt: list[int], start: int) -> list[list[Any]]:
     if start < 0:
         return []
-    listed = [_logprob(token, at) for at, token in enumerate(prompt)]
+    listed = [logprob(token, at) for at, token in enumerate(prompt)]
     listed[0][0] = None  # nothing comes before the first token
     return listed[start:]
 
 
-def _logprob(token: int, at: int) -> list[Any]:
+def logprob(token: int, at: int) -> list[Any]:
+    """Of a token at a position, as [logprob, id, text]."""
     return [-((token * 31 + at * 17) % 997 + 1) / 500, token, None]
