@@ -278,6 +278,9 @@ class WeightSyncConfig(ComponentConfig):
     """ipc: the ranks meet after so many buckets."""
     link_gb_per_s: Annotated[float, Field(gt=0, le=1e6)] = 50.0
     """How fast the bytes of a bucket get over."""
+    flush: bool = True
+    """Whether the prefix cache is emptied with every update. False: what was computed by the old weights stays, as it did
+    in the originals once; only colocated transports, which give the memory away, are safe without."""
     post_timeout_s: Seconds = 60.0
     """Read time-out of the POST of one bucket; the originals have none, and hang."""
     timeout_s: Seconds = 300.0
@@ -374,6 +377,8 @@ class LearnerConfig(ComponentConfig):
     mode: Literal["disaggregated", "colocated"] = "disaggregated"
     """Whether groups are produced while it trains, or before each step by itself."""
     batch_groups: Count = 4
+    sync_weights_interval: Count = 1
+    """Training steps from one publication to the next."""
     fit_s: Seconds = 0.5
     """How long a worker works on a batch, beside reading it."""
     poll_s: Seconds = 0.2

@@ -13,9 +13,9 @@ from protocol.errors import SeatrialError
 from protocol.evidence import observer
 from protocol.messages import GenerateRequest
 from protocol.ports import ActorHandle, backend
-from protocol.serving.entrypoint import TurnResult
-from scenarios.client import ClientReport, record_failure
+from scenarios.client import ClientReport
 from scenarios.schema import WorkloadModel
+from scenarios.turns import send_turn
 from scenarios.workloads.source import tokens
 
 _BLOCKS = 1 << 20  # ids of prefix blocks that a session has for itself
@@ -119,48 +119,16 @@ class AgentClient:
 
     async def _turn(self, session: str, number: int, turn: int, prompt: int, output: int) -> int | None:
         """One turn; the tokens that it generated, or None when it failed."""
-        emit = self._emit
         name = backend().new_id("req")
         blocks = tuple(number * _BLOCKS + block for block in range(prompt // self._block_tokens))
         workload = self._workload
         request = GenerateRequest(name, prompt, output, workload.ignore_eos, blocks, session, workload.idempotent)
-        emit("turn.sent", request=name, session=session, service=workload.service, turn=turn)
-        emit("request.sent", request=name, prompt_tokens=prompt, max_new_tokens=output, idempotent=workload.idempotent)
         self._sent += 1
-        try:
-            async with asyncio.timeout(workload.patience_s):
-                answer: TurnResult = await self._router.handle(request)
-        except SeatrialError as error:
-            status = int(error.fields.get("status", 0))
-            record_failure(emit, name, error.outcome.value, status, type(error).__name__, 1)
+        answer = await send_turn(self._emit, self._router, request, workload.service, turn, workload.patience_s)
+        if answer is None:
             return None
-        except TimeoutError:
-            record_failure(emit, name, "unknown", 0, "GaveUp", 0)
-            return None
-        result = answer.result
-        emit(
-            "turn.done",
-            request=name,
-            session=session,
-            model_step=answer.model_step,
-            lease=result.request_id,
-            entrypoint=answer.entrypoint,
-            finish_reason=result.finish_reason,
-        )
-        emit(
-            "request.done",
-            request=name,
-            outcome="done",
-            status=200,
-            error="",
-            completion_tokens=result.completion_tokens,
-            version=result.weight_version,
-            replica=result.engine,
-            replica_inc=result.engine_incarnation,
-            attempts=result.attempts,
-        )
         self._answered += 1
-        return result.completion_tokens
+        return answer.result.completion_tokens
 
     async def _retire(self, session: str) -> bool:
         """Whatever became of the episode (A-I6). Whether it was acknowledged."""

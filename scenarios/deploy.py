@@ -25,8 +25,9 @@ from scenarios.client import LoadClient
 from scenarios.judging import JudgementClient
 from scenarios.load import Scenario, load_class
 from scenarios.publishing import Publishing, deploy_publishing
+from scenarios.rollout_run import Rollouts, deploy_rollouts
 from scenarios.scaling import ScaleOperator
-from scenarios.schema import ServiceModel, TopologyModel
+from scenarios.schema import ServiceModel, TopologyModel, WorkloadModel
 from scenarios.trainer import SyntheticTrainer
 from scenarios.training import TrainingClient
 
@@ -65,6 +66,7 @@ class Service:
     replicas: list[str]
     operator: ScaleOperator | None = None
     publishing: Publishing | None = None
+    rollouts: Rollouts | None = None
     autoscaling: Autoscaling | None = None
     judge: ActorHandle | None = None
 
@@ -124,6 +126,7 @@ async def _deploy_service(name: str, spec: ServiceModel, placed: dict[str, str],
     if spec.scaling is not None and cell.scale_api is not None and cell.manager is not None:
         timeout_s = spec.scaling.api.timeout_s
         operator = ScaleOperator(name, cell.scale_api, cell.manager, tuple(replicas), timeout_s)
+        operator.deployed_with(spec.scaling.api)
         await operator.snapshot("deployed")
     publishing = None
     if spec.publishing is not None:
@@ -225,6 +228,9 @@ async def spawn_clients(scenario: Scenario, services: dict[str, Service], seed: 
         trace = None if workload.trace is None else str(scenario.trace_path(workload.trace.file))
         service = services[workload.service]
         cells = service.cells
+        if workload.arrivals is not None and workload.arrivals.rollouts is not None:
+            spawns.append(_deploy_rollouts(scenario, service, workload, number, seed))
+            continue
         for share in range(workload.clients):
             name = f"client-{workload.service}-{number}-{share}"
             if workload.arrivals is not None and workload.arrivals.agents is not None:
@@ -260,6 +266,19 @@ async def spawn_clients(scenario: Scenario, services: dict[str, Service], seed: 
             blocks = _block_tokens(scenario, workload.service) if workload.phases else 0
             spawns.append(port.spawn(LoadClient, workload, number, share, seed, trace, gateways, blocks, name=name))
     return list(await asyncio.gather(*spawns))
+
+
+async def _deploy_rollouts(
+    scenario: Scenario, service: Service, workload: WorkloadModel, number: int, seed: int
+) -> ActorHandle:
+    """The operator of a service's training run, whose parts are up."""
+    spec = scenario.model.topology.services[service.name]
+    classes = {part: load_class(target, part) for part, target in spec.components.items()}
+    assert service.publishing is not None  # the scenario was checked
+    service.rollouts, operator = await deploy_rollouts(
+        service.name, spec, service.publishing, workload, number, seed, classes, _block_tokens(scenario, service.name)
+    )
+    return operator
 
 
 def _block_tokens(scenario: Scenario, service: str) -> int:
@@ -307,7 +326,9 @@ async def stop_components(services: Iterable[Service]) -> None:
 
 
 async def _agents_side(service: Service) -> list[ActorHandle]:
-    return [] if service.publishing is None else await service.publishing.actors()
+    """Rollouts first: who trains asks those who serve."""
+    rollouts = [] if service.rollouts is None else await service.rollouts.actors()
+    return [*rollouts, *([] if service.publishing is None else await service.publishing.actors())]
 
 
 async def take_down(services: Iterable[Service], clients: Iterable[ActorHandle]) -> None:

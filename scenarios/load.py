@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from analysis.acceptance import parse_criterion
 from analysis.errors import BadInput
-from scenarios.faults import PublishParams, ReconcileParams, ScaleParams
+from scenarios.faults import LookParams, PublishParams, ReconcileParams, ScaleParams
 from scenarios.fields import did_you_mean
 from scenarios.schema import ScenarioModel, WorkloadModel
 from scenarios.steps import SELECTORS, StepModel
@@ -199,6 +199,8 @@ def _check(scenario: Scenario, places: _Places) -> None:
                 f"{at_arrivals}: service {workload.service!r} has no ingress for judgements; give it 'judge: {{}}' in "
                 "the topology"
             )
+        if workload.arrivals is not None and workload.arrivals.rollouts is not None:
+            _check_rollouts(model, workload, (*where, "arrivals", "rollouts"), places)
         agents = workload.arrivals is not None and workload.arrivals.agents is not None
         if agents and model.topology.services[workload.service].publishing is None:
             at_arrivals = places.name((*where, "arrivals", "agents"))
@@ -252,6 +254,22 @@ def _check_service(model: ScenarioModel, name: str, path: tuple[str | int, ...],
         raise BadInput(f"{places.name(path)}: unknown service {name!r}{did_you_mean(name, services)}")
 
 
+def _check_rollouts(
+    model: ScenarioModel, workload: WorkloadModel, path: tuple[str | int, ...], places: _Places
+) -> None:
+    service = model.topology.services[workload.service]
+    if service.rollouts is None or service.publishing is None or not service.publishing.gates:
+        missing = "rollouts: {}" if service.rollouts is None else "publishing: {}"
+        raise BadInput(
+            f"{places.name(path)}: service {workload.service!r} needs gates, and somebody who consumes rollouts; give "
+            f"it {missing!r} in the topology"
+        )
+    others = [one for one in model.workload if one.service == workload.service and one.arrivals is not None]
+    if sum(one.arrivals is not None and one.arrivals.rollouts is not None for one in others) > 1:
+        place = places.name(path)
+        raise BadInput(f"{place}: service {workload.service!r} has two workloads of rollouts; it has one learner")
+
+
 def _check_trace(scenario: Scenario, workload: WorkloadModel, path: tuple[str | int, ...], places: _Places) -> None:
     if workload.trace is None:
         return
@@ -291,6 +309,12 @@ def _check_step(model: ScenarioModel, step: StepModel, path: tuple[str | int, ..
         if model.topology.services[service].scaling is None:
             at = places.name((*path, "do"))
             raise BadInput(f"{at}: service {service!r} is not scaled; give it 'scaling: {{}}' in the topology")
+    if isinstance(parameters, LookParams):
+        service = named if named is not None else services[0]
+        scaling = model.topology.services[service].scaling
+        if scaling is None or scaling.autoscaler is None:
+            at = places.name((*path, "do"))
+            raise BadInput(f"{at}: service {service!r} has no autoscaler; give it one under 'scaling' in the topology")
     if isinstance(parameters, PublishParams):
         service = named if named is not None else services[0]
         publishing = model.topology.services[service].publishing
@@ -350,6 +374,11 @@ def process_names(model: ScenarioModel) -> list[str]:
                 names += [f"rank-{service}-{number}" for number in range(spec.publishing.update.ranks)]
         if spec.judge is not None:
             names.append(f"judge-{service}")
+        if spec.rollouts is not None:
+            names += [f"{part}-{service}" for part in ("traces", "buffer", "producer", "learner", "evaluator")]
+            names += [f"trainworker-{service}-{rank}" for rank in range(spec.rollouts.ranks)]
+            clients = [one.clients for one in model.workload if one.service == service]
+            names += [f"agent-{service}-{share}" for share in range(max(clients, default=0))]
         if spec.scaling is not None:
             names += [f"manager-{service}-0", f"scale-{service}-0"]
             # A rank is used once: every scale-out may bring new names.

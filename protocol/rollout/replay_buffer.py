@@ -102,7 +102,7 @@ class ReplayBuffer:
         return self._dropped
 
     def _aged(self, group: RolloutGroup) -> RolloutGroup:
-        """The group with its stale members expired: reset where it will be rolled out again; fresh ones stay as they are."""
+        """The group with its stale members expired: reset where they will be rolled out again. Fresh ones stay."""
         limit = (self._config.max_staleness + 1) * self._config.sync_weights_interval
         stale = [member.staleness(self._step) >= limit for member in group.members]
         if not any(stale):

@@ -134,7 +134,7 @@ class Learner:
             "learner.step", step=self._step, groups=[group.group_id for group in batch], released=released, ok=ok
         )
         await self._answer(self._buffer.refresh(self._step + 1))
-        if self._publisher is not None and ok:
+        if self._publisher is not None and self._step % self._config.sync_weights_interval == 0:
             await self._publisher.publish(self._step)
 
     async def _fit(self, batch: tuple[RolloutGroup, ...]) -> None:

@@ -1,0 +1,69 @@
+"""One turn of an agent, sent to the router of its service, as every agent sends it and records what it sees."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from protocol.errors import SeatrialError
+from protocol.messages import GenerateRequest
+from protocol.ports import ActorHandle
+from protocol.serving.entrypoint import TurnResult
+from scenarios.client import record_failure
+
+
+async def send_turn(
+    emit: Callable[..., None], router: ActorHandle, request: GenerateRequest, service: str, turn: int, patience_s: float
+) -> TurnResult | None:
+    """Send a turn and wait for its answer; None: it failed, or the agent's patience ended.
+
+    Args:
+        emit: of the agent, an observer.
+        router: handle of the SessionAffinityRouter.
+        request: with the session's id and its prompt.
+        service: its name in the scenario.
+        turn: number in the session, from 0.
+        patience_s: longest wait.
+    """
+    name, session = request.request_id, request.session_id
+    emit("turn.sent", request=name, session=session, service=service, turn=turn)
+    emit(
+        "request.sent",
+        request=name,
+        prompt_tokens=request.prompt_tokens,
+        max_new_tokens=request.max_new_tokens,
+        idempotent=request.idempotent,
+    )
+    try:
+        async with asyncio.timeout(patience_s):
+            answer: TurnResult = await router.handle(request)
+    except SeatrialError as error:
+        status = int(error.fields.get("status", 0))
+        record_failure(emit, name, error.outcome.value, status, type(error).__name__, 1)
+        return None
+    except TimeoutError:
+        record_failure(emit, name, "unknown", 0, "GaveUp", 0)
+        return None
+    result = answer.result
+    emit(
+        "turn.done",
+        request=name,
+        session=session,
+        model_step=answer.model_step,
+        lease=result.request_id,
+        entrypoint=answer.entrypoint,
+        finish_reason=result.finish_reason,
+    )
+    emit(
+        "request.done",
+        request=name,
+        outcome="done",
+        status=200,
+        error="",
+        completion_tokens=result.completion_tokens,
+        version=result.weight_version,
+        replica=result.engine,
+        replica_inc=result.engine_incarnation,
+        attempts=result.attempts,
+    )
+    return answer
