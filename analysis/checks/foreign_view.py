@@ -164,6 +164,7 @@ class Facts:
 
     def _engines(self, event: Event) -> None:
         served, in_flight = event.data["served"], event.data["in_flight"]
+        self.last_s = event.t_s
         names = tuple(served)
         if event.data["initial"]:
             self.initial = names

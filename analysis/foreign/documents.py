@@ -17,6 +17,7 @@ from analysis.foreign.files import REANALYSIS, Files, text
 _PIN = re.compile(r"`?([\w.\-]+\.json)`?[^0-9a-f\n]{0,40}\b([0-9a-f]{16,64})\b")
 _FULL = re.compile(r"/(?:commit|tree|blob)/([0-9a-f]{40})\b")
 _SHORT = re.compile(r"(?<![0-9a-f/])\b(?=[0-9a-f]*\d)(?=[0-9a-f]*[a-f])[0-9a-f]{7,12}\b")
+_NAMED = re.compile(r"\bcommits?\b[\s`|:]{1,5}([0-9a-f]{7,12})\b", re.IGNORECASE)
 _HEAD = re.compile(r"(?:final|newest|current|branch) head\b[^0-9a-f\n]{0,40}\b([0-9a-f]{7,40})\b", re.IGNORECASE)
 _WITHDRAWN = (re.compile(r"zero errors|no errors", re.IGNORECASE), re.compile(r"no (?:train\w* )?stall", re.IGNORECASE))
 _ROUTE = re.compile(r"\b(GET|POST|PATCH|PUT|DELETE)\b[\s`|]+(/[\w/{}.\-]*)")
@@ -57,7 +58,7 @@ def _pins(files: Files, content: str) -> list[tuple[str, str, str, str]]:
 
 def _commits(content: str) -> list[tuple[str, str, str, str]]:
     rows = []
-    full, short = set(_FULL.findall(content)), set(_SHORT.findall(content))
+    full, short = set(_FULL.findall(content)), {*_SHORT.findall(content), *_NAMED.findall(content)}
     for sha in sorted(full) if short else ():
         # A long id that no short one begins is of no commit that the page itself names.
         known = next((one for one in sorted(short) if sha.startswith(one)), "")

@@ -87,7 +87,7 @@ def load(files: Files, builder: Builder) -> None:
 
 
 def timeline(files: Files, driver: Driver, builder: Builder) -> None:
-    """Capacity and served counts, once a second. Counters belong to addresses: a new engine may begin with an old one."""
+    """Capacity and served counts, each second. Counters belong to addresses; a new engine may begin with an old one."""
     for row in files.records(TIMELINE):
         listed, served, in_flight = engines_in(row)
         if not listed:
