@@ -1,7 +1,6 @@
 """Scaling: who owns what, who may be removed, and what clean means (scaling.md 2 to 5).
 
-Computed from what the world and the operators saw. Only ``victim_stays_out`` takes the identity of a victim from a
-claim (``scale.drain``): nobody else knows who drains; that it got work all the same, the engine says.
+Computed from what the world and the operators saw.
 """
 
 from __future__ import annotations
@@ -337,42 +336,87 @@ class NeverAboveTarget(_PlacementCheck):
         return f"{self.judged} placement groups made, {self.violations} too many"
 
 
-class VictimStaysOut(Check):
-    """A replica in drain gets no request any more, soon after it was chosen and until it is gone (scaling.md 5.2)."""
+class VictimStaysOut(_PlacementCheck):
+    """A replica in drain gets no request any more, soon after its drain began and until it is gone (scaling.md 5.2).
+
+    Who the victim was, its end says: its placement group is REMOVED while a scale-in is open. Since when it was in drain:
+    from when the operator was told DRAINING, or of an operation that left something to clean up, or from when the victim
+    before it in the same operation was REMOVED.
+    """
 
     name = "victim_stays_out"
-    expected = f"no request reaches a victim later than {_CLOSE_NS // 10**9} s after it was chosen"
-    needs = ("scale.drain",)
+    expected = f"no request reaches a victim later than {_CLOSE_NS // 10**9} s after its drain began"
+    needs = ("placement.removal_asked",)
 
     def __init__(self, ledger: Ledger) -> None:
         super().__init__(ledger)
-        self._chosen: dict[Process, Event] = {}
+        self._operators = Operators()
+        self._draining: dict[str, tuple[str, Event]] = {}  # service -> operation, since when one of its replicas drains
+        self._late: dict[Process, Event] = {}  # the first request that a victim should not have got; of each replica
         self._grace_ns = round(ledger.preregistered.shadow_s * 1e9)
 
-    def handlers(self) -> dict[str, Handler]:
-        return {"scale.drain": self._on_drain, "engine.accepted": self._on_accepted, "actor.died": self._on_died}
+    def own(self) -> dict[str, Handler]:
+        return {
+            "scale.asked": self._operators.on_asked,
+            "scale.answered": self._on_answered,
+            "engine.accepted": self._on_accepted,
+            "placement.state": self._on_state,
+        }
 
-    def _on_drain(self, event: Event) -> None:
-        if event.data["what"] == "chosen":
-            self.judged += 1
-            self._chosen.setdefault((event.data["replica"], event.data["replica_inc"]), event)
+    def _on_answered(self, event: Event) -> None:
+        asked = self._operators.on_answered(event)
+        seen = None if asked is None else self._operators.operations.get(asked.data["operation"])
+        if seen is None or seen.direction != "scale_in":
+            return
+        if seen.resolved:
+            if self._draining.get(seen.service, ("",))[0] == seen.id:
+                self._forget(seen.service, None)
+        elif (seen.state == "DRAINING" or seen.terminal) and seen.service not in self._draining:
+            self._forget(seen.service, (seen.id, event))
 
     def _on_accepted(self, event: Event) -> None:
-        if not self._chosen:
+        if not self._draining or event.actor not in self.groups.of_replica or (event.actor, event.inc) in self._late:
             return
-        chosen = self._chosen.get((event.actor, event.inc))
-        if chosen is None or event.t_ns <= chosen.t_ns + _CLOSE_NS + self.ledger.order.clock_error_ns:
+        since = self._draining.get(_service_of(event.actor))
+        if since is None or event.t_ns <= since[1].t_ns + _CLOSE_NS + self.ledger.order.clock_error_ns:
             return
         request = self.ledger.requests.get(event.data["request"])
-        if request is None or request.sent_ns <= chosen.t_ns + _CLOSE_NS:
+        if request is None or request.sent_ns <= since[1].t_ns + _CLOSE_NS:
             return  # no client's, or one that was on its way then
         if not self._explained(event.t_ns):
+            self._late[event.actor, event.inc] = event
+
+    def _on_state(self, event: Event) -> None:
+        group = self.groups.all.get(event.data["group"])
+        if event.data["state"] != "REMOVED" or self.groups.final or group is None or group.replica is None:
+            return
+        victim = group.replica
+        service = _service_of(victim[0])
+        operations = [seen for seen in self._operators.operations.values() if seen.service == service]
+        if not any(seen.direction == "scale_in" and not seen.resolved for seen in operations):
+            return  # a candidate that came to nothing
+        self.judged += 1
+        late = self._late.get(victim)
+        since = self._draining.get(service)
+        if since is None:
+            return  # it was gone before anybody was told of its drain
+        if late is not None:
             self.violation(
-                f"{event.actor}/{event.inc} was put in drain and got request {event.data['request']} "
-                f"{(event.t_ns - chosen.t_ns) / 1e9:.1f} s later",
-                chosen.seq,
+                f"{victim[0]}/{victim[1]} was in drain and got request {late.data['request']} "
+                f"{(late.t_ns - since[1].t_ns) / 1e9:.1f} s later",
+                since[1].seq,
+                late.seq,
                 event.seq,
             )
+        self._forget(service, (since[0], event))  # the next victim of the operation, if there is one
+
+    def _forget(self, service: str, since: tuple[str, Event] | None) -> None:
+        """Begin anew for a service: one of its replicas drains since then, or none does."""
+        if since is None:
+            self._draining.pop(service, None)
+        else:
+            self._draining[service] = since
+        self._late = {process: late for process, late in self._late.items() if _service_of(process[0]) != service}
 
     def _explained(self, t_ns: int) -> bool:
         """Whether a fault kept the victim from being closed: on the path of requests, or on any link of control."""
@@ -382,8 +426,10 @@ class VictimStaysOut(Check):
             for window in shadow.windows.values()
         )
 
-    def _on_died(self, event: Event) -> None:
-        self._chosen.pop((event.actor, event.inc), None)
-
     def observed(self) -> str:
         return f"{self.judged} victims, {self.violations} requests to one"
+
+
+def _service_of(replica: str) -> str:
+    """A replica is named after its service, ``SERVICE-RANK``."""
+    return replica.rpartition("-")[0]

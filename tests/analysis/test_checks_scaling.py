@@ -378,21 +378,87 @@ def test_evidence_without_an_end_leaves_an_operation_open() -> None:
 # --- victim_stays_out
 
 
+def _ms(h: History) -> int:
+    return h.events[-1].t_ns // 10**6
+
+
+def _victim(h: Scaled, after_ms: int, replica: str = "m-1", group: str = "g1") -> None:
+    """The operator is told that a replica drains; a request gets to it so much later; then it goes."""
+    h.status("op-1", "DRAINING", "unknown")
+    h.sent("r1", ms=_ms(h) + after_ms)
+    h.accepted("r1", at=f"{replica}/0")
+    h.finished("r1", at=f"{replica}/0")
+    h.removal(group)
+    h.killed(replica)
+    h.group(group, "REMOVED")
+
+
 @pytest.mark.parametrize(("after_ms", "expected"), [(1_000, "pass"), (9_000, "fail")])
-def test_a_victim_gets_nothing_a_while_after_it_was_chosen(after_ms: int, expected: str) -> None:
+def test_a_victim_gets_nothing_a_while_after_its_drain_began(after_ms: int, expected: str) -> None:
     h = Scaled()
     h.elastic()
-    h("scale.drain", ms=1_000, at="manager/0", replica="m-1", replica_inc=0, what="chosen")
-    h.sent("r1", ms=1_000 + after_ms)
+    h.submitted("op-1", "scale_in", target=1)
+    _victim(h, after_ms)
+    row = h.end().judged("victim_stays_out")
+    assert (row.result, row.judged) == (expected, 1)
+
+
+def test_it_needs_no_word_of_the_manager_and_without_a_victim_it_says_nothing() -> None:
+    h = Scaled()
+    h.elastic()
+    h.submitted("op-1", "scale_in", target=1)
+    h.status("op-1", "DRAINING", "unknown")
+    h.sent("r1", ms=_ms(h) + 9_000)
+    h.accepted("r1", at="m-1/0")  # not the one that goes, as far as anybody can know
+    assert h.end().judged("victim_stays_out").result == "inconclusive"
+
+
+def test_the_second_victim_drains_only_when_the_first_is_gone() -> None:
+    h = Scaled()
+    h.elastic()
+    h.elastic("m-2", "g2")
+    h.submitted("op-1", "scale_in", target=1)
+    h.status("op-1", "DRAINING", "unknown")
+    h.sent("r0", ms=_ms(h) + 9_000)
+    h.accepted("r0", at="m-1/0")
+    h.finished("r0", at="m-1/0")
+    h.removal("g2")
+    h.killed("m-2")
+    h.group("g2", "REMOVED")
+    h.sent("r1", ms=_ms(h) + 1_000)
     h.accepted("r1", at="m-1/0")
-    assert h.end().judged("victim_stays_out").result == expected
+    h.finished("r1", at="m-1/0")
+    h.removal("g1")
+    h.killed("m-1")
+    h.group("g1", "REMOVED")
+    row = h.end().judged("victim_stays_out")
+    assert (row.result, row.judged) == ("pass", 2)
 
 
-def test_the_next_incarnation_is_another_replica() -> None:
+def test_a_parked_victim_that_is_readmitted_fails_at_its_end() -> None:
     h = Scaled()
     h.elastic()
-    h("scale.drain", ms=1_000, at="manager/0", replica="m-1", replica_inc=0, what="chosen")
+    h.submitted("op-1", "scale_in", target=1)
+    h.status("op-1", "DRAINING", "unknown")
+    h.status("op-1", "FAILED", "true")
+    h.sent("r1", ms=_ms(h) + 20_000)
+    h.accepted("r1", at="m-1/0")
+    h.finished("r1", at="m-1/0")
+    h.removal("g1")
     h.killed("m-1")
-    h.sent("r1", ms=10_000)
-    h.accepted("r1", at="m-1/1")
+    h.group("g1", "REMOVED")
+    assert h.end().judged("victim_stays_out").result == "fail"
+
+
+def test_a_fault_on_a_link_of_control_explains_it_and_a_candidate_is_no_victim() -> None:
+    h = Scaled()
+    h.elastic()
+    h.submitted("op-1", "scale_in", target=1)
+    _fault(h, "reply_lost", "scale-m-0>gateway-m-0")
+    _victim(h, 9_000)
     assert h.end().judged("victim_stays_out").result == "pass"
+    h = Scaled()
+    h.elastic()
+    h.submitted("op-1", "scale_out", target=2)
+    _victim(h, 9_000)
+    assert h.end().judged("victim_stays_out").result == "inconclusive"
