@@ -76,7 +76,7 @@ class HttpServer:
         """Listen; returns (host, port). Raises PortTaken."""
         settings = self._settings
         app = web.Application(client_max_size=self._routes.max_body_bytes + 1)  # aiohttp refuses one that is as long
-        app.router.add_route("*", "/{path:.*}", self._handle)
+        app.router.add_route("*", "/{path:(?s:.*)}", self._handle)  # a line break may be in a path
         runner = web.AppRunner(
             app, handler_cancellation=True, access_log=None, shutdown_timeout=_CLOSE_S, lingering_time=_CLOSE_S
         )

@@ -1,0 +1,78 @@
+"""The control APIs of a small scaled service, really served: ``python -m tests.real.served_scaling [--token TOKEN]``.
+
+The right gateway, manager, registry, scale API and autoscaler in one process on an ordinary asyncio loop; placement
+groups and engines are those of ``tests.protocol``, which take no time. The first line says where it listens.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import signal
+import sys
+from typing import Any
+
+from protocol.config import HttpConfig
+from protocol.messages import EngineAddress
+from protocol.scaling.autoscaler_api import AutoscalerApi
+from protocol.scaling.policy import AutoscalerConfig
+from real.http_control import ControlFront
+from real.http_server import ServerSettings
+from tests.protocol.fake import FakeEngines
+from tests.protocol.scaling.autoscaler_world import page
+from tests.protocol.scaling.world import ScalingWorld, service
+
+NAME = "genrm"
+
+
+class Engines(FakeEngines):
+    """Those of the tests of the protocol; an autoscaler knows of an engine no more than where its page is."""
+
+    def client(self, address: EngineAddress) -> Any:
+        known = any((one.name, one.incarnation) == (address.name, address.incarnation) for one in self.every)
+        return super().client(address) if known else Page()
+
+
+class Page:
+    """A replica that is half used, and whose queue is empty."""
+
+    async def get(self, route: str, **_: Any) -> tuple[int, str]:
+        return 200, page(token_usage=0.5, num_queue_reqs=0, num_running_reqs=3, gen_throughput=100)
+
+
+async def serve(token: str, max_body_bytes: int) -> None:
+    loop = asyncio.get_running_loop()
+    world = ScalingWorld()
+    world.engines = Engines(world)
+    loop.seatrial_backend = world  # type: ignore[attr-defined]  # a mark, looked for by name
+    made = await service(world, lifecycle={"drain_timeout_s": 3}, scaling={"completion_wait_s": 1, "timeout_s": 10})
+    config = {
+        "service_targets": {NAME: f"actor://{made.api.name}"}, "rollout_service_url": None, "max_engines": 3,
+        "metrics_interval_secs": 0.2, "evaluation_interval_secs": 0.5,
+    }  # fmt: skip
+    scaler = await world.spawn(AutoscalerApi, AutoscalerConfig.model_validate(config), name="autoscaler")
+    settings = ServerSettings(token=token, shutdown_grace_s=2.0, body_timeout_s=1.0)  # type: ignore[arg-type]  # pydantic's
+    http = HttpConfig(max_body_bytes=max_body_bytes)
+    front = await world.spawn(ControlFront, settings, http, ((NAME, made.api, scaler),), name="front")
+    host, port = await front.address()
+    print(f"serving on http://{host}:{port} ", flush=True)
+    stop = asyncio.Event()
+    loop.add_signal_handler(signal.SIGTERM, stop.set)
+    await stop.wait()
+    await front.stop()
+    await scaler.stop()
+    await made.api.stop()
+    print("stopped", flush=True)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--token", default="")
+    parser.add_argument("--max-body-bytes", type=int, default=65_536)
+    given = parser.parse_args()
+    asyncio.run(serve(given.token, given.max_body_bytes))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
