@@ -340,8 +340,8 @@ class VictimStaysOut(_PlacementCheck):
     """A replica in drain gets no request any more, soon after its drain began and until it is gone (scaling.md 5.2).
 
     Who the victim was, its end says: its placement group is REMOVED while a scale-in is open. It was in drain from when
-    the operator was told DRAINING, or of an operation that left something to clean up, or from when the victim before it
-    in the same operation was REMOVED.
+    the operator was told DRAINING, or of an operation that left something to clean up, or from when the victim before
+    it in the same operation was REMOVED.
     """
 
     name = "victim_stays_out"
