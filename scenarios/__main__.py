@@ -242,11 +242,11 @@ def _expected_s(scenario: Scenario, traces: list[Any]) -> float | None:
     return max(lengths, default=0.0) + 30.0 if lengths else None
 
 
-def main() -> None:
-    """The entry point: every refusal is one message and exit code 2."""
 cli.add_command(openapi)
 
 
+def main() -> None:
+    """The entry point: every refusal is one message and exit code 2."""
     try:
         code = cli.main(standalone_mode=False)
     except click.ClickException as error:
