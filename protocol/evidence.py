@@ -308,6 +308,10 @@ _declare("engine.memory", "world", "Device memory of an engine was given away or
         action="str: released or resumed", tags="json: weights, kv_cache", resident="json: what is there afterwards")
 _declare("engine.paused", "world", "pause_generation took effect.", mode="str: abort, retract, in_place")
 _declare("engine.resumed", "world", "continue_generation took effect.")
+_declare("engine.flushed", "world", "The prefix cache was emptied, which had outlived a change of weights because its flush was refused.")
+_declare("engine.abort_asked", "world", "A POST /abort_request reached the engine.", request="str: id in it, empty without one",
+        everything="bool: abort_all")
+_declare("engine.leaving", "world", "SIGTERM reached the engine: it ends when nothing is in flight, and takes new requests until then.")
 _declare("engine.post", "world", "An admin POST reached the engine (once per delivery).",
         route="str: route", status="int: answer, 0 when it comes later", delivery="str: id of the message")
 
@@ -370,6 +374,8 @@ _declare("scale.answered", "world", "The operator has its answer, or none.",
         operation="str: id in the answer, empty without one", state="str: state or decision in the answer",
         cleanup="str: true, false or unknown, as scaling.md 2.6 reads it; unknown in every answer to a submission",
         current="int?: replicas", ready="int?: replicas")
+_declare("scale.bounds", "world", "What a control API keeps, where that is less (or more) than usual.", service="str: name",
+        max_history="int: resolved operations", max_keys="int: idempotency keys")
 _declare("scale.snapshot", "world", "What an operator sees of a service at a moment when no operation is open.",
         service="str: name", when="str: deployed or final", initial="json: names of the replicas of the deployment",
         routable="json: names of the replicas that are routed to", current="int?: as the API says", ready="int?: as the API says",
@@ -444,6 +450,9 @@ _declare("affinity.retired", "component", "Sessions were retired.", sessions="in
         tombstones="int: after", expired="int: tombstones forgotten with this call")
 _declare("proxy.changed", "component", "What the proxy is believed to have.", url="str: backend", what="str: registered, deleted, "
         "register_failed or delete_failed", error="str: class, empty without one")
+
+_declare("autoscaler.shown", "world", "What an autoscaler's status says of one service, when somebody looked.", scaler="str: actor",
+        service="str: name", last_action="str?: scale_out or scale_in, None before the first")
 
 # --- judgements ---
 _declare("judge.arm", "world", "A round over all cases began or ended.", service="str: name", arm="str: greedy or sampled",

@@ -107,6 +107,18 @@ class Autoscaling:
         """Have it decide nothing any more; whether nothing is open then."""
         return not await self._call("wind_down", ())
 
+    async def look(self) -> None:
+        """Read its status and record what it shows of each service."""
+        reply: ApiReply | None = await self._call("status", None)
+        services: dict[str, Any] = {} if reply is None else reply.body.get("services", {})
+        for name, shown in services.items():
+            backend().emit(
+                "autoscaler.shown",
+                scaler=f"autoscaler-{self.service}",
+                service=name,
+                last_action=shown.get("last_scale_action") or None,
+            )
+
     async def stop(self) -> None:
         await self._call("stop", None)
 

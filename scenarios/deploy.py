@@ -141,7 +141,10 @@ async def _deploy_service(name: str, spec: ServiceModel, placed: dict[str, str],
     judge = None
     if spec.judge is not None:
         judge = await port.spawn(classes.get("judge", Judge), spec.judge, cell.gateway, name=f"judge-{name}")
-    return Service(name, cells, exporter, trainer, replicas, operator, publishing, autoscaling, judge)
+    return Service(
+        name, cells, exporter, trainer, replicas, operator=operator, publishing=publishing, autoscaling=autoscaling,
+        judge=judge,
+    )  # fmt: skip
 
 
 def engine_options(spec: ServiceModel) -> EngineOptions | None:

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
+from protocol.bad_answers import Bad
 from scenarios.fields import Count, Fraction01, NotNegative, Positive, SomeSeconds, SpecModel
 
 TargetKind = Literal["process", "link", "node", "storage", "placement"]
@@ -166,6 +167,15 @@ class ReadTimeoutFault(MessageFault):
     colour = "#636363"
 
 
+class BadAnswer(MessageFault):
+    """The engine does its work, and what comes back is not its answer. Of calls through a session server alone."""
+
+    name = "bad_answer"
+    colour = "#b5cf6b"
+    worlds = ("sim",)
+    what: Bad
+
+
 class SlowExport(FaultSpec):
     """Reading and writing files of the export takes ``percent`` of its time."""
 
@@ -275,8 +285,8 @@ class NodeLoss(FaultSpec):
 
 CATALOG: tuple[type[FaultSpec], ...] = (
     Sigkill, RestartEmpty, Sigstop, Slow, Wedge, Partition, Latency, RequestLost, ReplyLost, DelayedDelivery, Duplicate,
-    ConnectTimeoutFault, ReadTimeoutFault, SlowExport, TornExport, DiskFull, ClockSkew, MetricsMissing, MetricsStale,
-    MetricsNan, PlacementStuck, RemovalFails, RemovalRefused, NodeLoss,
+    ConnectTimeoutFault, ReadTimeoutFault, BadAnswer, SlowExport, TornExport, DiskFull, ClockSkew, MetricsMissing,
+    MetricsStale, MetricsNan, PlacementStuck, RemovalFails, RemovalRefused, NodeLoss,
 )  # fmt: skip
 FAULTS: dict[str, type[FaultSpec]] = {fault.name: fault for fault in CATALOG}
 
@@ -356,6 +366,13 @@ class ReconcileParams(SpecModel):
     """After this it is given up."""
 
 
+class LookParams(SpecModel):
+    """``look``: have the autoscaler's status read, as a monitor does."""
+
+    service: str | None = None
+    """Whose autoscaler; needed where there are several services."""
+
+
 VERBS: dict[str, type[SpecModel]] = {
     "export": ExportParams,
     "admin": AdminParams,
@@ -364,5 +381,6 @@ VERBS: dict[str, type[SpecModel]] = {
     "scale_out": ScaleOutParams,
     "scale_in": ScaleInParams,
     "reconcile": ReconcileParams,
+    "look": LookParams,
 }
 """What a step can do beside a fault."""

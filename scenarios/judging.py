@@ -159,7 +159,7 @@ def verdict_of(reply: JudgeReply) -> int | None:
 
 
 def content_hash(config: JudgeConfig, ids: tuple[int, ...], temperature: float, most: int) -> str:
-    """SHA-256 of the canonical JSON that a seed is made of. Written here once more, so that an ingress is not believed."""
+    """SHA-256 of the canonical JSON that a seed is made of. Written once more, so that an ingress is not believed."""
     sampling = {
         "max_new_tokens": most,
         "temperature": temperature,

@@ -11,7 +11,15 @@ from protocol.ports import ActorHandle
 from scenarios.autoscaling import all_over
 from scenarios.client import ClientReport
 from scenarios.deploy import Service, all_routable, deploy, spawn_clients, stop_components, take_down
-from scenarios.faults import AdminParams, ExportParams, PublishParams, ReconcileParams, ScaleInParams, ScaleOutParams
+from scenarios.faults import (
+    AdminParams,
+    ExportParams,
+    LookParams,
+    PublishParams,
+    ReconcileParams,
+    ScaleInParams,
+    ScaleOutParams,
+)
 from scenarios.injector import Injector
 from scenarios.load import Scenario
 
@@ -151,6 +159,10 @@ async def _verb(name: str, parameters: Any, services: dict[str, Service]) -> Non
             publishing = _service(parameters.service, services).publishing
             assert publishing is not None  # the scenario was checked
             await publishing.operator.publish(parameters)
+        elif isinstance(parameters, LookParams):
+            scaler = _service(parameters.service, services).autoscaling
+            assert scaler is not None  # the scenario was checked
+            await scaler.look()
         elif isinstance(parameters, ScaleOutParams | ScaleInParams | ReconcileParams):
             operator = _service(parameters.service, services).operator
             assert operator is not None  # the scenario was checked

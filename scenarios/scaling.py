@@ -10,13 +10,16 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any
 
+from protocol.config import ScalingConfig
 from protocol.errors import HttpError, SeatrialError
 from protocol.evidence import observer
-from protocol.ports import ActorHandle, backend
+from protocol.ports import ActorHandle, PlacementState, backend
 from protocol.scaling.bodies import ApiReply
 from protocol.scaling.contract import TERMINAL, Direction
 from protocol.serving.peer import Peer
 from scenarios.faults import ReconcileParams, ScaleParams
+
+_DEFAULTS = ScalingConfig()
 
 _ANSWER_S = 30.0  # longer than the API waits for its manager
 _RECONCILE_S = 150.0
@@ -98,6 +101,12 @@ class ScaleOperator:
 
     # --- what is seen ---
 
+    def deployed_with(self, config: ScalingConfig) -> None:
+        """Record the bounds of what its API keeps, where they are not the usual ones."""
+        kept = (config.max_history, config.max_idempotency_records)
+        if kept != (_DEFAULTS.max_history, _DEFAULTS.max_idempotency_records):
+            backend().emit("scale.bounds", service=self._service, max_history=kept[0], max_keys=kept[1])
+
     async def snapshot(self, when: str) -> None:
         """Record what there is of the service: ``deployed`` or ``final``. Then every operation is asked for again."""
         if when == "final":
@@ -117,7 +126,7 @@ class ScaleOperator:
             ready=count_in(body, "ready"),
             occupied=count_in(body, "occupied"),
             pending_cleanup=count_in(body, "pending_cleanup"),
-            groups=sum(state != "REMOVED" for state in table.values()),
+            groups=groups_left(table),
         )
 
     async def take_down(self) -> None:
@@ -156,6 +165,11 @@ class ScaleOperator:
             return ApiReply(int(error.fields["status"]), {"error": "HTTP", "detail": str(error)})
         except (SeatrialError, AttributeError):
             return None
+
+
+def groups_left(table: Mapping[str, PlacementState]) -> int:
+    """Placement groups that hold something: the table keeps those that are REMOVED (tombstones; scaling.md 3)."""
+    return sum(state != "REMOVED" for state in table.values())
 
 
 def _is_over(direction: Direction, answer: dict[str, Any]) -> bool:

@@ -87,7 +87,7 @@ class SimEngine(EngineLifecycle):
         self.sampler = Sampler(options is not None and options.deterministic, rank if seed is None else seed)
         self.keeps_prefixes = keeps_prefixes(options)
         scheduler.stalls = not self.keeps_prefixes and options is not None and options.gpu in _STALL_ON
-        self._reported: tuple[dict[str, int], int] | None = None  # figures of a stalled scheduler, and when they are old
+        self._reported: tuple[dict[str, int], int] | None = None  # figures of a stall, and when they are old
         self.paused = False
         self.metrics = EngineMetrics()
         self.weights = WeightLoader(self)
@@ -161,9 +161,7 @@ class SimEngine(EngineLifecycle):
         if not ignore_eos and eos_after is not None and eos_after < output_tokens:
             length = max(1, eos_after)
         blocks = (prefix_blocks or ()) if self.keeps_prefixes else ()
-        request = Request(
-            rid, prompt_tokens, length, output_tokens, ignore_eos, blocks, done, on_token, self.env._now
-        )
+        request = Request(rid, prompt_tokens, length, output_tokens, ignore_eos, blocks, done, on_token, self.env._now)
         if self.paused:
             self._held.append(lambda: self._send(request))
         elif self.weights.pending:
@@ -383,7 +381,7 @@ class SimEngine(EngineLifecycle):
         self.scheduler.push(self._do_flush, done)
 
     def _do_flush(self, done: AdminDone | None) -> None:
-        self.reply(done, _FLUSHED if self.scheduler.flush() else _NOT_FLUSHED)
+        self.reply(done, _FLUSHED if self.flush() else _NOT_FLUSHED)
 
     # --- weights ------------------------------------------------------------------------------------------------------
 

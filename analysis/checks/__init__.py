@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from analysis.checks.addresses import OneEngineAnAddress
 from analysis.checks.affinity import OneBackendASession, RouterEmptyAtTheEnd
 from analysis.checks.autoscaler import (
     AutoscalerCooldown,
     AutoscalerKeepsBounds,
     AutoscalerOneRequest,
+    AutoscalerShowsItsOwn,
     AutoscalerSustained,
     NoBlindScaleIn,
 )
@@ -41,11 +43,19 @@ from analysis.checks.scaling import (
     RemovedWhileIdle,
     VictimStaysOut,
 )
+from analysis.checks.scaling_memory import MemoryIsBounded
 from analysis.checks.scaling_operators import (
     OneOperationAtATime,
     OnlyIntegersAdmitted,
     OperationsEnd,
     SameKeySameOperation,
+)
+from analysis.checks.weight_update import (
+    EveryRankLeaves,
+    LabelFollowsWeights,
+    MemoryOrder,
+    NothingRunsOnPartWeights,
+    ServesTheTrainersWeights,
 )
 
 INVARIANTS: tuple[type[Check], ...] = (
@@ -85,12 +95,20 @@ INVARIANTS: tuple[type[Check], ...] = (
     OneDeadline,
     OneBackendASession,
     RouterEmptyAtTheEnd,
+    ServesTheTrainersWeights,
+    LabelFollowsWeights,
+    NothingRunsOnPartWeights,
+    EveryRankLeaves,
+    MemoryOrder,
     AutoscalerKeepsBounds,
     AutoscalerCooldown,
     AutoscalerOneRequest,
     NoBlindScaleIn,
     AutoscalerSustained,
     SeedFromContent,
+    MemoryIsBounded,
+    OneEngineAnAddress,
+    AutoscalerShowsItsOwn,
     GatewayCounts,
 )
 

@@ -225,6 +225,37 @@ class NoBlindScaleIn(AutoscalerCheck):
         return f"{self.judged} scale-ins, {self.violations} blind"
 
 
+class AutoscalerShowsItsOwn(AutoscalerCheck):
+    """What an autoscaler's status says of a service is that service's own latest action (M33)."""
+
+    name = "autoscaler_shows_its_own"
+    expected = "the latest action that was accepted for that service, none before the first"
+    needs = ("autoscaler.shown",)
+
+    def handlers(self) -> dict[str, Handler]:
+        return {**super().handlers(), "autoscaler.shown": self._on_shown}
+
+    def _on_shown(self, event: Event) -> None:
+        self.judged += 1
+        for scaler in self.scalers.values():
+            if scaler.actor == event.data["scaler"] and scaler.service == event.data["service"]:
+                latest = scaler.latest_admitted
+                break
+        else:
+            latest = None  # nobody records what is asked of that service: it was asked nothing
+        own = None if latest is None else latest.action
+        if event.data["last_action"] != own:
+            witness = () if latest is None else (latest.asked.seq,)
+            self.violation(
+                f"{event.data['service']}: the last action shown is {event.data['last_action']}, its own is {own}",
+                *witness,
+                event.seq,
+            )
+
+    def observed(self) -> str:
+        return f"{self.judged} looks, {self.violations} at another service's action"
+
+
 class AutoscalerSustained(Check):
     """A decision stands on frames that were valid for as long as its condition must hold, without a gap (M37)."""
 

@@ -1,4 +1,4 @@
-"""Judgements: seeds that follow from content, and replicas that say the same (scaling.md 8, scaling_acceptance.md 3)."""
+"""Judgements: seeds that follow from content, and replicas that say the same (scaling.md 8)."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _MASK = 0x7FFFFFFF
 class SeedFromContent(Check):
     """A judgement reaches its engine with the caller's seed, or with the one that follows from its content.
 
-    That one is the first four bytes of the content's hash, masked to 31 bits; a greedy judgement has none. Kills M38 (no
-    seed of its own) and the variants of M38d (greedy with a seed, the caller's lost, a hash of less than all).
+    That one is the first four bytes of the content's hash, masked to 31 bits; a greedy judgement has none. Kills M38
+    (no seed of its own) and the variants of M38d (greedy with a seed, the caller's lost, a hash of less than all).
     """
 
     name = "seed_from_content"

@@ -94,16 +94,31 @@ class SameKeySameOperation(Check):
     def __init__(self, ledger: Ledger) -> None:
         super().__init__(ledger)
         self._operators = Operators()
+        self._most: dict[str, int] = {}  # service -> keys that are kept, where that is on record
         self._answers: dict[tuple[str, str, str], tuple[Event, Event]] = {}
 
     def handlers(self) -> dict[str, Handler]:
-        return {"scale.asked": self._operators.on_asked, "scale.answered": self._on_answered}
+        return {
+            "scale.bounds": self._on_bounds,
+            "scale.asked": self._operators.on_asked,
+            "scale.answered": self._on_answered,
+        }
+
+    def _on_bounds(self, event: Event) -> None:
+        self._most[event.data["service"]] = min(event.data["max_keys"], event.data["max_history"])
 
     def _on_answered(self, event: Event) -> None:
         asked = self._operators.on_answered(event)
         if asked is None or asked.data["route"] not in SUBMISSIONS or asked.data["key"] is None:
             return
         key = (asked.data["service"], asked.data["direction"], asked.data["key"])
+        most = self._most.get(key[0])
+        if (
+            most is not None
+            and key in self._answers
+            and len(self._answers) - 1 - list(self._answers).index(key) >= most
+        ):
+            del self._answers[key]  # so many came after it that it may be forgotten (memory_is_bounded)
         first = self._answers.get(key)
         if event.data["status"] != 200:
             if first is not None and event.data["code"] == "CONFLICT":
@@ -190,9 +205,17 @@ class OperationsEnd(Check):
     def __init__(self, ledger: Ledger) -> None:
         super().__init__(ledger)
         self._operators = Operators()
+        self._bounded: dict[str, None] = {}  # services whose API keeps few operations (memory_is_bounded)
 
     def handlers(self) -> dict[str, Handler]:
-        return {"scale.asked": self._operators.on_asked, "scale.answered": self._on_answered}
+        return {
+            "scale.bounds": self._on_bounds,
+            "scale.asked": self._operators.on_asked,
+            "scale.answered": self._on_answered,
+        }
+
+    def _on_bounds(self, event: Event) -> None:
+        self._bounded[event.data["service"]] = None
 
     def _on_answered(self, event: Event) -> None:
         asked = self._operators.asked.get(event.data["ask"])
@@ -207,6 +230,8 @@ class OperationsEnd(Check):
                     before.last_seq,
                     event.seq,
                 )
+        elif asked is not None and before is not None and before.resolved and before.service in self._bounded:
+            pass  # it may be forgotten
         elif asked is not None and before is not None and event.data["status"] == 404:
             self.violation(f"{before.id} was admitted and is not known any more", before.admitted_seq, event.seq)
         self._operators.on_answered(event)

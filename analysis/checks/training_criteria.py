@@ -120,7 +120,10 @@ class TrainingContinues(Criterion[Continuity]):
         if self._finished is None:
             self.judged = max(1, self.judged)
             self.violation("training did not come to its end", *latest)
-        for what, found in (*((f"steps {name}", seen) for name, seen in self._steps.items()), ("rollouts", self._rollouts)):
+        for what, found in (
+            *((f"steps {name}", seen) for name, seen in self._steps.items()),
+            ("rollouts", self._rollouts),
+        ):
             if len(found) != parameters.steps:
                 self.violation(f"{len(found)} {what}, not {parameters.steps}", *found.values(), *latest)
         if self._longest_ns > parameters.stall_at_most_s * 1e9:

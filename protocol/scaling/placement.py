@@ -12,7 +12,7 @@ import asyncio
 from protocol.config import LifecycleConfig
 from protocol.errors import Outcome, SeatrialError
 from protocol.messages import message
-from protocol.ports import Placement, backend
+from protocol.ports import Backend, Placement, backend
 from protocol.scaling.slots import Slot
 
 
@@ -46,13 +46,16 @@ async def create_group(slot: Slot, gpus: float, config: LifecycleConfig) -> None
         raise
 
 
-async def wait_usable(slot: Slot, config: LifecycleConfig) -> str:
+async def wait_usable(slot: Slot, config: LifecycleConfig, port: Backend | None = None) -> str:
     """Wait until the group is CREATED and a process in it answers; returns its node.
+
+    Args:
+        port: the world, where it is not the running actor's own.
 
     Raises:
         SeatrialError, TimeoutError: it is not usable in time.
     """
-    port = backend()
+    port = port or backend()
     await port.placement_groups.wait_created(slot.group, config.placement_timeout_s)
     async with asyncio.timeout(config.probe_timeout_s):
         probe = await port.spawn(PlacementProbe, name=f"probe-{slot.name}", placement=Placement(slot.group))

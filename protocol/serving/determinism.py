@@ -51,7 +51,8 @@ def check_sampling(sampling: Sampling, min_p: float) -> None:
         raise HttpError(status=400, body=f"temperature {temperature!r} must be a finite number, 0 or more")
     if 0 < temperature < _GREEDY_BELOW:
         raise HttpError(
-            status=400, body=f"temperature {temperature!r} is ambiguous: send 0 for greedy, or {_GREEDY_BELOW:g} or more"
+            status=400,
+            body=f"temperature {temperature!r} is ambiguous: send 0 for greedy, or {_GREEDY_BELOW:g} or more",
         )
     if min_p and not sampling.greedy:
         raise HttpError(status=400, body="min_p does not go with sampling here: no seed repeats it; leave it out")
@@ -87,7 +88,7 @@ def attention_backend(deterministic: bool, gpu: str | None, of_user: str, of_ins
     Left to itself in deterministic mode the engine of the published runs took flashinfer before it looked whether that
     keeps the prefix cache. It does not; with the cache off and many long prompts of one prefix the scheduler stopped
     for good. So: what one instance was given wins, then what the user set for all, and only where nobody said anything
-    and the GPU is known is one chosen: fa3 before Blackwell, flashinfer from Blackwell on, where the cache is still off.
+    and the GPU is known is one chosen: fa3 before Blackwell, flashinfer from Blackwell on (the cache is still off there).
 
     Args:
         gpu: generation of the GPU, None where the probe failed.

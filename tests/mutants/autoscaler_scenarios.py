@@ -164,6 +164,17 @@ AUTOSCALER_SCENARIOS: dict[str, str] = {
         component="HasANeighbourThatHangs",
         acceptance=_ACTIVE,
     ),
+    "auto_neighbour_seen": _scenario(
+        "auto_neighbour_seen",
+        "Somebody looks at the status of two services, of which one was scaled.",
+        component="HasANeighbourThatHangs",
+        steps="""
+- {at_s: 1, do: look}
+- {at_s: 10, do: look}
+- {at_s: 35, do: look}
+""",
+        acceptance=_ACTIVE,
+    ),
     "auto_moves": _scenario(
         "auto_moves",
         "The rollout service moves: its URL is changed in the old spelling.",

@@ -252,6 +252,38 @@ class EvaluatesInTurn(HasANeighbourThatHangs):
         return _Serial(made.config, self.connect)
 
 
+class _Barrier(_Serial):
+    async def _round(self) -> None:
+        async def one(name: str, runtime: Any) -> None:
+            if name == "neighbour" and runtime.state.seen_frame_s:
+                await runtime.target.engines()
+            await runtime.collector.collect()
+            await runtime.worker.tick()
+            runtime.state.seen_frame_s = runtime.state.seen_frame_s or 1.0
+
+        await asyncio.gather(*(one(name, runtime) for name, runtime in self.runtimes.items()))
+
+
+class WaitsForTheRound(HasANeighbourThatHangs):
+    """Evaluates its services together, and begins the next round when all have ended."""
+
+    def make(self, config: AutoscalerConfig) -> Autoscaler:
+        made = super().make(config)
+        return _Barrier(made.config, self.connect)
+
+
+class ShowsTheLatestOfAll(HasANeighbourThatHangs):
+    """Shows the latest action of all services with each of them."""
+
+    async def status(self) -> ApiReply:
+        reply = await super().status()
+        services = reply.body["services"]
+        done = [one["last_scale_action"] for one in services.values() if one["last_scale_action"]]
+        for one in services.values():
+            one["last_scale_action"] = done[-1] if done else None
+        return reply
+
+
 class ShadowsTheOldSpelling(MovesByTheOldSpelling):
     """Changes ``rollout_service_url`` and goes on with the target that it has."""
 
@@ -381,6 +413,15 @@ MUTANTS = (
     _requests("unknown is refused", "M35", UnknownIsRefused, "auto_deaf", _ONE),
     _api("no collector", "M30", AddsItsServiceLate, AddsWithoutCollector, "auto_joins_late", "reached"),
     _api("services in turn", "M31", HasANeighbourThatHangs, EvaluatesInTurn, "auto_neighbour_hangs", "reached"),
+    _api("a barrier of rounds", "M31b", HasANeighbourThatHangs, WaitsForTheRound, "auto_neighbour_hangs", "reached"),
+    _api(
+        "another's last action",
+        "M33",
+        HasANeighbourThatHangs,
+        ShowsTheLatestOfAll,
+        "auto_neighbour_seen",
+        "autoscaler_shows_its_own",
+    ),
     _api("the old spelling shadowed", "M32", MovesByTheOldSpelling, ShadowsTheOldSpelling, "auto_moves", "reached"),
     _aggregate("unknown left out", "M34", leaves_out_whoever_is_unknown, "auto_no_throughput", "reached"),
     _aggregate("unknown is known", "M34b", knows_everybody, "auto_one_blind", "no_blind_scale_in"),

@@ -27,7 +27,8 @@ def _scenario(
 
 def _judged(what: str, from_s: float = 0.0) -> str:
     return (
-        f"- service: chat\n  arrivals: {{judgements: {{{what}}}}}\n  prompt_tokens: {{uniform: {{low: 40, high: 90}}}}\n"
+        f"- service: chat\n  arrivals: {{judgements: {{{what}}}}}\n"
+        "  prompt_tokens: {uniform: {low: 40, high: 90}}\n"
         f"  output_tokens: {{fixed: 128}}\n  from_s: {from_s}\n"
     )
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from typing import Any
 
 from protocol.config import LifecycleConfig
-from protocol.errors import SeatrialError
+from protocol.errors import ReadTimeout, SeatrialError
 from protocol.messages import EngineAddress
 from protocol.ports import backend
 from protocol.scaling.api import ScaleApi
@@ -14,12 +15,14 @@ from protocol.scaling.bodies import ApiReply
 from protocol.scaling.contract import Capacity, Direction, Progress, Victim
 from protocol.scaling.drain import DrainGate
 from protocol.scaling.lifecycle import ScaleManager
-from protocol.scaling.placement import Release, release_group
+from protocol.scaling.placement import Release, release_group, wait_usable
 from protocol.scaling.registry import Decision, Operation, ScaleRegistry
 from protocol.scaling.slots import Slot
 from protocol.scaling.watcher import Watcher
 from protocol.serving.gateway import Gateway
 from protocol.serving.recovery import Recovery
+from scenarios.scaling import groups_left
+from sim.engines import SharedEngines
 from tests.mutants.registry import Mutant
 
 # --- the API, with other parts in it ---
@@ -207,6 +210,106 @@ class FreesWhatIsDirty(_Api):
     """Admits the next operation as soon as one is terminal, clean or not."""
 
     registry_class = _FreesAtTheEnd
+
+
+class _ForEver(ScaleRegistry):
+    def _settle(self, operation: Operation) -> None:
+        if operation.resolved and self._unresolved.get(operation.model_name) == operation.request_id:
+            del self._unresolved[operation.model_name]
+
+
+class KeepsEverything(_Api):
+    """Never forgets an operation."""
+
+    registry_class = _ForEver
+
+
+class _KeepsNoOps(ScaleRegistry):
+    def _held(self, record: Any) -> bool:
+        return record.no_op is not None or super()._held(record)
+
+    def _expired(self, record: Any) -> bool:
+        return record.no_op is None and super()._expired(record)
+
+
+class NoOpsForEver(_Api):
+    """Keeps the keys of no-ops for ever: neither their number nor their age counts."""
+
+    registry_class = _KeepsNoOps
+
+
+class _Dangling(ScaleRegistry):
+    """Keys stay when their operation goes."""
+
+    def _keys_operation(self, direction: Direction, key: str) -> str | None:
+        return None
+
+    def _held(self, record: Any) -> bool:
+        return record.request_id in self._operations and super()._held(record)
+
+    def _replay(self, direction: Direction, key: str, fingerprint: Any, capacity: Capacity) -> Decision | None:
+        record = self._keys.get((direction, key))
+        if record is not None and record.request_id is not None and record.request_id not in self._operations:
+            status = "ACTIVE" if direction == "scale_out" else "COMPLETED"
+            return Decision("", status, record.request_id, capacity.current, capacity.ready, "replayed")
+        return super()._replay(direction, key, fingerprint, capacity)
+
+
+class AnswersForTheForgotten(_Api):
+    """Answers a key with an operation that it has forgotten."""
+
+    registry_class = _Dangling
+
+
+class BusyWithOthers(_Api):
+    """A right API that carries another model too, whose operations come and go ten times a second."""
+
+    async def start(self) -> None:
+        await super().start()
+        self._others = backend().periodic(0.1, self._another, name="another-model")
+
+    async def _another(self) -> None:
+        capacity = Capacity(1, 1, 1, 0)
+        decision = self._registry.submit(
+            "scale_out", "another", 2, timeout_s=None, key=None, capacity=capacity, protected=1
+        )
+        if decision.request_id is not None:
+            operation = self._registry.get("scale_out", decision.request_id)
+            assert operation is not None
+            done = Progress("ACTIVE", 2, 2, 1, 0, 0, None, False, True)
+            self._registry.finish(operation, "ACTIVE", done)
+
+    async def stop(self) -> None:
+        self._others.cancel()
+        await super().stop()
+
+
+class _EvictsTheOldest(ScaleRegistry):
+    def _settle(self, operation: Operation) -> None:
+        super()._settle(operation)
+        for oldest in list(self._operations)[: max(0, len(self._operations) - self._config.max_history)]:
+            self._operations.pop(oldest)
+            self._resolved.pop(oldest, None)
+            self._unresolved = {model: one for model, one in self._unresolved.items() if one != oldest}
+
+
+class EvictsTheUnresolved(BusyWithOthers):
+    """Forgets the oldest operations, whatever they are."""
+
+    registry_class = _EvictsTheOldest
+
+
+class _SilenceIsClean(ScaleRegistry):
+    def finish(self, operation: Operation, state: Any, progress: Progress | None, **more: Any) -> None:
+        if progress is None:
+            more["cleanup_required"] = False
+        super().finish(operation, state, progress, **more)
+
+
+class TakesNothingForClean(_Api):
+    """Takes an operation of whose manager nothing was heard for a clean one."""
+
+    registry_class = _SilenceIsClean
 
 
 # --- watchers ---
@@ -419,6 +522,46 @@ async def returned_means_removed(slot: Slot, config: LifecycleConfig) -> Release
     return Release(True)
 
 
+class _HardToKill:
+    """A world in which nobody knows whether a probe is gone."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(backend(), name)
+
+    async def kill(self, handle: Any) -> None:
+        raise ReadTimeout(f"whether {handle.name} is gone is not known")
+
+
+async def usable_with_a_stubborn_probe(slot: Slot, config: LifecycleConfig) -> str:
+    """The right function, where probes cannot be ended."""
+    return await wait_usable(slot, config, _HardToKill())  # type: ignore[arg-type]  # it is one, by its attributes
+
+
+async def a_probe_must_be_killed(slot: Slot, config: LifecycleConfig) -> str:
+    """Gives a candidate up when the process that probed its group cannot be ended."""
+    node = await usable_with_a_stubborn_probe(slot, config)
+    await _HardToKill().kill(await backend().lookup(f"probe-{slot.name}"))
+    return node
+
+
+class FirstPortOfTheGroup(SharedEngines):
+    """Takes the index of a replica's GPU in its own group, which is 0, for that on the machine."""
+
+    def _free_port(self, node: str) -> int:
+        port = 30_000
+        self._ports.setdefault(node, set()).add(port)
+        return port
+
+    def freed(self, process: Any) -> None:
+        self._ports[process.node].add(process.port)
+        super().freed(process)
+
+
+def every_row_counts(table: Mapping[str, str]) -> int:
+    """Counts every row of the table of placement groups, those too that are REMOVED."""
+    return len(table)
+
+
 def _api(name: str, source: str, cls: type, scenario: str, check: str) -> Mutant:
     return Mutant(name, source, "scale_api", ScaleApi, cls, scenario, check)
 
@@ -458,7 +601,47 @@ MUTANTS = (
         RevivesTheDrained,
         "scale_killed_victim",
         "ranks_are_not_reused",
-    ),  # fmt: skip
+    ),
+    Mutant(
+        "a probe must be killed",
+        "M14",
+        "protocol.scaling.lifecycle:wait_usable",
+        usable_with_a_stubborn_probe,
+        a_probe_must_be_killed,
+        "scale_1_2_1",
+        "reached",
+    ),
+    Mutant(
+        "local index taken for the device",
+        "M15b",
+        "sim.simulation:SharedEngines",
+        SharedEngines,
+        FirstPortOfTheGroup,
+        "scale_1_2_1",
+        "one_engine_an_address",
+    ),
+    Mutant(
+        "tombstones counted",
+        "M15c",
+        "scenarios.scaling:groups_left",
+        groups_left,
+        every_row_counts,
+        "scale_there_and_back",
+        "capacity_returned",
+    ),
+    _api("nothing heard is clean", "M22", TakesNothingForClean, "scale_mute_manager", "clean_means_clean"),
+    _api("history without a bound", "M24", KeepsEverything, "scale_often", "memory_is_bounded"),
+    _api("no-ops for ever", "M25", NoOpsForEver, "scale_many_keys", "memory_is_bounded"),
+    _api("keys of the forgotten", "M25", AnswersForTheForgotten, "scale_often", "memory_is_bounded"),
+    Mutant(
+        "the unresolved evicted",
+        "M26",
+        "scale_api",
+        BusyWithOthers,
+        EvictsTheUnresolved,
+        "scale_parked_among_others",
+        "operations_end",
+    ),
     _api("zeros after a crash", "M20", FillsWithZeros, "scale_stumble", "clean_means_clean"),
     _api("capacity guessed", "M21", GuessesCapacity, "scale_unknown_capacity", "clean_means_clean"),
     _api("conflict before replay", "M27", ConflictBeforeReplay, "scale_keys", _KEYS),

@@ -319,4 +319,64 @@ SCALING_SCENARIOS: dict[str, str] = {
         for_s=14,
         acceptance=_ENDS_CLEAN + "- occurs: {event: request.done, where: {replica: chat-1}, at_most: 0}\n",
     ),
+    "scale_there_and_back": _scenario(
+        "scale_there_and_back",
+        "Out to two and back to one: resources are as before.",
+        steps=_OUT_2 + _IN_AT_7,
+        for_s=14,
+        acceptance="\n- reached: {state: COMPLETED, within_s: 60}\n- capacity_returned: {}\n",
+    ),
+    "scale_mute_manager": _scenario(
+        "scale_mute_manager",
+        "Of an operation nothing is heard any more, while its placement group is waited for.",
+        steps="""
+- {at_s: 0.5, do: placement_stuck, for_s: 12}
+- at_s: 0.5
+  do: reply_lost
+  target: {link: {from: scale-chat-0, to: manager-chat-0}}
+  with: {method: progress}
+  for_s: 9
+- {at_s: 1, do: scale_out, with: {num_replicas: 2, timeout_s: 2}}
+- {at_s: 14, do: reconcile, with: {direction: scale_out, every_s: 1}}
+""",
+        for_s=20,
+        api="progress_timeout_s: 0.5, completion_wait_s: 2",
+        lifecycle="placement_timeout_s: 8",
+        acceptance=_ENDS_CLEAN,
+    ),
+    "scale_often": _scenario(
+        "scale_often",
+        "Nine operations and an API that keeps two; the key of the first one is used again at the end.",
+        steps="".join(
+            f"\n- {{at_s: {1 + 10 * number}, do: scale_out, with: {{num_replicas: 2, idempotency_key: out{number}}}}}"
+            f"\n- {{at_s: {6 + 10 * number}, do: scale_in, with: {{num_replicas: 1, idempotency_key: in{number}}}}}"
+            for number in range(5)
+        )
+        + "\n- {at_s: 55, do: scale_out, with: {num_replicas: 2, idempotency_key: out0}}",
+        for_s=64,
+        api="max_history: 2, max_idempotency_records: 100",
+        acceptance="\n- reached: {state: COMPLETED, nth: 5, within_s: 80}\n",
+    ),
+    "scale_many_keys": _scenario(
+        "scale_many_keys",
+        "Many no-ops with a key each, and an API that keeps three keys; the first one comes again when there are two.",
+        steps="".join(
+            f"\n- {{at_s: {1 + number / 4}, do: scale_out, with: {{num_replicas: 1, idempotency_key: k{number}}}}}"
+            for number in range(8)
+        )
+        + "\n- {at_s: 4, do: scale_out, with: {num_replicas: 2, idempotency_key: out}}"
+        + "\n- {at_s: 9, do: scale_out, with: {num_replicas: 1, idempotency_key: k0}}",
+        for_s=14,
+        api="max_history: 1024, max_idempotency_records: 3",
+        acceptance="\n- reached: {state: ACTIVE, within_s: 30}\n",
+    ),
+    "scale_parked_among_others": _scenario(
+        "scale_parked_among_others",
+        "An operation is not clean for a while, and those of another model come and go meanwhile.",
+        steps=_OUT_2 + _PARKED_AT_7 + _reconcile(12),
+        for_s=20,
+        api="max_history: 6",
+        service="      components: {scale_api: 'tests.mutants.scalers:BusyWithOthers'}\n",
+        acceptance=_ENDS_CLEAN,
+    ),
 }
