@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Literal
 
 from analysis.errors import BadInput
+from scenarios.faults import ScaleOutParams
 from scenarios.load import Scenario
 from scenarios.real_scenario import for_real
 from scenarios.runner import TraceFacts, preflight
@@ -189,16 +190,30 @@ def _fault_problem(step: StepModel, options: RealOptions, nodes: int) -> str:
 
 def _short_of_memory(scenario: Scenario, kind: EngineKind) -> Iterator[str]:
     model = scenario.model
-    replicas = sum(service.initial_replicas for service in model.topology.services.values())
+    replicas = sum(_most_replicas(scenario, name) for name in model.topology.services)
     actors = sum(_actors(service) for service in model.topology.services.values())
     actors += sum(load.clients for load in model.workload)
     wanted = _HEAD_MB + model.topology.nodes * _NODE_MB + actors * _ACTOR_MB + replicas * _ENGINE_MB[kind]
     have = _available_mb()
     if wanted > have:
         yield (
-            f"topology: {replicas} {kind} replicas, {actors} actors and {model.topology.nodes} Ray nodes take about "
-            f"{wanted / 1000:.1f} GB of memory, {have / 1000:.1f} GB are free; run fewer, or use --backend sim"
+            f"topology: {replicas} {kind} replicas at most, {actors} actors and {model.topology.nodes} Ray nodes take "
+            f"about {wanted / 1000:.1f} GB of memory, {have / 1000:.1f} GB are free; run fewer, or use --backend sim"
         )
+
+
+def _most_replicas(scenario: Scenario, name: str) -> int:
+    """How many replicas of a service there may be at a time: at first, after a step, or by its autoscaler."""
+    topology = scenario.model.topology
+    service = topology.services[name]
+    counts = [service.initial_replicas]
+    for step in scenario.model.steps:
+        asked = step.parameters() if step.do == "scale_out" else None
+        if isinstance(asked, ScaleOutParams) and (asked.service or next(iter(topology.services))) == name:
+            counts.append(asked.num_replicas)
+    if service.scaling is not None and service.scaling.autoscaler is not None:
+        counts.append(service.scaling.autoscaler.max_engines)
+    return max(counts)
 
 
 def _actors(service: ServiceModel) -> int:

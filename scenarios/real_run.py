@@ -26,7 +26,7 @@ from protocol.evidence import Event
 from scenarios.load import Scenario
 from scenarios.real_preflight import RealPlan
 from scenarios.real_world import RealEnd, RealStage
-from scenarios.runner import conclude, preregistered, versions
+from scenarios.runner import conclude, engines, preregistered, versions
 
 if TYPE_CHECKING:
     from real.merge import Merged
@@ -86,6 +86,8 @@ def run_in_real(
         versions={**versions("ray", "aiohttp"), "engine": plan.engines.kind},
         preregistered=thresholds,
         repeat=repeat,
+        # A genuine engine is modelled on nothing.
+        engines=engines(scenario) if plan.engines.kind == "emulated" else None,
     )
     run = f"run-{time.time_ns():x}-{os.getpid()}"
     folder = tempfile.mkdtemp(prefix="seatrial-")
@@ -175,14 +177,14 @@ def _connected(plan: RealPlan, run: str, folder: str) -> Any:
     from real.cluster import ClusterFailed, connect, connected_problem
     from real.guard import post_guard
 
-    connect(plan.ray, run, _packages(plan.scenario))
+    connect(plan.ray, run, packages_of(plan.scenario))
     topology = plan.scenario.model.topology
     if problem := connected_problem(topology.nodes, topology.gpus_per_node, folder):
         raise ClusterFailed(f"--ray {plan.ray}: {problem}")
     return post_guard(run)
 
 
-def _packages(scenario: Scenario) -> list[str]:
+def packages_of(scenario: Scenario) -> list[str]:
     """What the workers of another's cluster must have: our packages, and those of the scenario's own components."""
     root = pathlib.Path(__file__).resolve().parent.parent
     found = {package: str(root / package) for package in _PACKAGES}

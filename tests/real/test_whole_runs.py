@@ -169,7 +169,7 @@ def test_a_time_limit_ends_a_real_run_and_names_who_waits(tmp_path: pathlib.Path
         ((*EMULATED, "--engine-python", "/nowhere/python"), "--engine-python /nowhere/python: cannot be run"),
         (("--engine", "sglang-cpu", "--engine-python", "/nowhere/python"), "/nowhere/python: no Python interpreter"),
         ((*EMULATED, "--set", "topology.services.chat.initial_replicas=4000", "--set", "topology.gpus_per_node=4000"),
-         "4000 emulated replicas.*GB of memory"),
+         "4000 emulated replicas at most.*GB of memory"),
         ((*EMULATED, "--set", "network.link_latency_s=0.1"), "use a 'latency' fault"),
         ((*EMULATED, "--explore"), "--explore and --hang-after go with --backend sim"),
     ],

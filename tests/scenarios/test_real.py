@@ -153,8 +153,18 @@ def test_the_default_engine_needs_a_gpu_or_a_word_of_the_scenario(small: Make) -
 @pytest.mark.ray
 @pytest.mark.usefixtures("no_gpu")
 def test_ten_thousand_engines_are_too_many_for_this_machine() -> None:
-    with pytest.raises(BadInput, match=r"10000 emulated replicas.*GB of memory, .* are free; run fewer"):
+    with pytest.raises(BadInput, match=r"10000 emulated replicas at most.*GB of memory, .* are free; run fewer"):
         plan(load("scale_10k"), RealOptions("emulated"))
+
+
+def test_memory_is_reckoned_with_the_replicas_that_there_may_be_later() -> None:
+    def most(name: str, service: str, *changes: str) -> int:
+        return real_preflight._most_replicas(load(name, changes), service)
+
+    assert (most("fault_injection", "code"), most("fault_injection", "policy")) == (9, 2)
+    assert most("scale_storm", "chat") == 64
+    limit = "topology.services.genrm.scaling.autoscaler.max_engines=7"
+    assert most("autoscaler_cycle", "genrm", limit) == 7
 
 
 @pytest.mark.parametrize("name", ["publish_live_agents", "manual_1_2_1"])

@@ -6,9 +6,15 @@ import hashlib
 import json
 import pathlib
 import shutil
+import sys
 from collections.abc import Callable
+from typing import NoReturn
 
+import pytest
+
+from analysis.errors import BadInput
 from analysis.rundir import RunDir
+from scenarios import real_preflight, real_run
 from scenarios.load import Scenario
 from scenarios.runner import run_in_sim
 from sim import profiles
@@ -35,3 +41,22 @@ def test_a_run_from_before_profiles_were_named_is_read(small: Make, tmp_path: pa
     del raw["engines"]
     directory.run.write_text(json.dumps(raw))
     assert directory.info().engines == {}
+
+
+def test_a_real_run_names_the_profiles_of_emulated_engines_and_of_no_others(
+    small: Make, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("ray")
+    said: list[dict[str, str]] = []
+
+    def not_live(*_: object) -> NoReturn:
+        said.append({name: one.profile for name, one in RunDir(tmp_path / "run").info().engines.items()})
+        raise OSError("enough")
+
+    monkeypatch.setattr(real_run, "_live", not_live)
+    monkeypatch.setattr(real_preflight, "_sglang_python", lambda *_: sys.executable)
+    for kind in ("emulated", "sglang-cpu"):
+        planned = real_preflight.plan(small(), real_preflight.RealOptions(kind))
+        with pytest.raises(BadInput, match="enough"):
+            real_run.run_in_real(planned, 1, out=tmp_path / "run")
+    assert said == [{"chat": "tiny-cpu"}, {}]
