@@ -25,6 +25,7 @@ from analysis.checks.criteria import (
 )
 from analysis.checks.ledger import Ledger
 from analysis.checks.publishing_criteria import DistinctWeights, SessionsAcrossUpdates, TurnsAtVersions
+from analysis.checks.traces_criteria import CleanupsKeptOthers, RecordedBetween
 from analysis.checks.training_criteria import TrainingContinues
 from analysis.errors import BadInput
 from protocol.evidence import KINDS
@@ -66,6 +67,8 @@ CRITERIA: dict[str, Entry] = {
         TurnsAtVersions,
         SessionsAcrossUpdates,
         DistinctWeights,
+        CleanupsKeptOthers,
+        RecordedBetween,
         autoscaler_criteria.Decided,
         autoscaler_criteria.CapacityReturned,
         autoscaler_criteria.Reversals,

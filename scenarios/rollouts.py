@@ -245,8 +245,8 @@ class Episode:
         )
         if error:
             return None
-        if self._kept is None:
-            self._kept = found
+        if self._kept is None or len(found.text) < self._stored:  # what was lost is recorded anew from here on
+            self._kept, self._own, self._own_segments = found, [], 0
         return found
 
     async def _record(
@@ -312,7 +312,8 @@ class Episode:
         except SeatrialError as failed:
             error = type(failed).__name__
         kept = self._kept or TraceMatch("", (), 0)
-        same, steps = False, []
+        same = False
+        steps: list[list[int]] = []
         if trace is not None:
             own = list(zip(trace.token_ids, trace.model_steps, trace.request_ids, strict=True))[-len(self._own) :]
             same = _digest(own) == _digest(self._own)

@@ -32,6 +32,7 @@ from analysis.checks.publishing import (
     PoisonedGateAdmitsNothing,
     TurnOfOneVersion,
 )
+from analysis.checks.references import NoReferenceLeft, ReferenceFreedOnce
 from analysis.checks.requests import AnswerIsTheEngines, Converges, NothingLost, NothingTwice, UnexplainedFailures
 from analysis.checks.run import FaultsHit, NoAnomalies, NoLeaks, RunFinished
 from analysis.checks.scaling import (
@@ -49,6 +50,13 @@ from analysis.checks.scaling_operators import (
     OnlyIntegersAdmitted,
     OperationsEnd,
     SameKeySameOperation,
+)
+from analysis.checks.traces import (
+    BufferAnswers,
+    StoreHoldsTheBuffer,
+    StoreIsFoundAgain,
+    TraceIsTheTranscript,
+    TraceSurvives,
 )
 from analysis.checks.weight_update import (
     EveryRankLeaves,
@@ -109,6 +117,13 @@ INVARIANTS: tuple[type[Check], ...] = (
     MemoryIsBounded,
     OneEngineAnAddress,
     AutoscalerShowsItsOwn,
+    TraceSurvives,
+    TraceIsTheTranscript,
+    StoreHoldsTheBuffer,
+    StoreIsFoundAgain,
+    BufferAnswers,
+    ReferenceFreedOnce,
+    NoReferenceLeft,
     GatewayCounts,
 )
 
