@@ -103,6 +103,10 @@ def schema() -> None:
 )
 @click.option("--engine-python", default="", metavar="PATH", help="Real: interpreter of the engines' environment.")
 @click.option("--real-model", default="", metavar="MODEL", help="Real: name or folder of SGLang's model.")
+@click.option(
+    "--engine-argument", "engine_arguments", multiple=True, metavar="NAME[=VALUE]",
+    help="Real: an option of SGLang for every engine, such as page-size=16. May be repeated.",
+)  # fmt: skip
 @click.option("--ray", default="", metavar="ADDRESS", help="Real: host:port of a Ray cluster to use.")
 @click.option(
     "--http", "http_port", type=click.IntRange(0, 65535), metavar="PORT",
@@ -121,6 +125,7 @@ def run(
     engine: Any,
     engine_python: str,
     real_model: str,
+    engine_arguments: tuple[str, ...],
     ray: str,
     http_port: int | None,
     hang_after_s: float | None,
@@ -133,9 +138,12 @@ def run(
         if explore or hang_after_s is not None:
             raise BadInput("--explore and --hang-after go with --backend sim")
         chosen = {"--engine": engine, "--engine-python": engine_python, "--real-model": real_model, "--ray": ray}
-        _run_for_real(shell, scenario, checked, seed, out, changes, chosen, http_port, not no_report)
-    if engine or engine_python or real_model or ray or http_port is not None:
-        raise BadInput("--engine, --engine-python, --real-model, --ray and --http go with --backend real")
+        more: dict[str, Any] = {"http_port": http_port, "engine_arguments": engine_arguments}
+        _run_for_real(shell, scenario, checked, seed, out, changes, chosen, more, not no_report)
+    if engine or engine_python or real_model or engine_arguments or ray or http_port is not None:
+        raise BadInput(
+            "--engine, --engine-python, --real-model, --engine-argument, --ray and --http go with --backend real"
+        )
     traces = preflight(checked, backend)
     repeat = repeat_command(scenario, seed, changes, explore)
     out = default_directory(checked, backend, seed) if out is None else out
@@ -156,15 +164,15 @@ def _run_for_real(
     out: pathlib.Path | None,
     changes: tuple[str, ...],
     chosen: dict[str, Any],
-    http_port: int | None,
+    more: dict[str, Any],
     report: bool,
 ) -> NoReturn:
     from scenarios.real_preflight import RealOptions, plan
     from scenarios.real_run import run_in_real
 
-    options_of = dataclasses.replace(RealOptions(*chosen.values()), http_port=http_port)
-    planned = plan(checked, options_of)
+    planned = plan(checked, dataclasses.replace(RealOptions(*chosen.values()), **more))
     options = [word for option, value in chosen.items() if value for word in (option, value)]
+    options += [f"--engine-argument={argument}" for argument in more["engine_arguments"]]
     repeat = repeat_command(name, seed, changes, False, "real", options)
     out = default_directory(checked, "real", seed) if out is None else out
     with shell.running_for_real(checked.name) as watch:

@@ -46,6 +46,8 @@ class RealOptions:
     """Address of a cluster that somebody else has started; empty: the run starts its own."""
     http_port: int | None = None
     """Where the control APIs of its scaled services listen; 0: any free port, None: nowhere."""
+    engine_arguments: tuple[str, ...] = ()
+    """Options for every SGLang, as a person writes them: NAME or NAME=VALUE."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -246,6 +248,8 @@ def _engines(scenario: Scenario, kind: EngineKind, options: RealOptions, model: 
     if kind == "emulated":
         python = options.engine_python or sys.executable
         _ask(python, "simpy", "it is the environment of the project itself, so leave out --engine-python")
+        if options.engine_arguments:
+            raise _Missing("--engine-argument: an emulated engine has no options of SGLang; its profile says how it is")
         if model:
             raise _Missing(f"model {model!r}: an emulated engine has none; it has the profile of its service")
         real = scenario.model.real
@@ -259,7 +263,19 @@ def _engines(scenario: Scenario, kind: EngineKind, options: RealOptions, model: 
     if not model and not exports and kind == "sglang":
         raise _Missing("no model: give --real-model (a name or a folder), or export one (weights.version)")
     return EngineSettings(kind, python, os.path.abspath(model) if os.path.isdir(model) else model,
-                          block_tokens=BLOCK_TOKENS)  # fmt: skip
+                          arguments=_arguments(kind, python, options), block_tokens=BLOCK_TOKENS)  # fmt: skip
+
+
+def _arguments(kind: EngineKind, python: str, options: RealOptions) -> tuple[str, ...]:
+    from real.engines.sglang_flags import BadArgument, check_arguments, named_argument
+
+    try:
+        arguments = tuple(named_argument(text) for text in options.engine_arguments)
+        if arguments:
+            check_arguments(python, arguments, cpu=kind == "sglang-cpu")
+    except BadArgument as error:
+        raise _Missing(f"--engine-argument: {error}") from error
+    return arguments
 
 
 def _sglang_python(kind: EngineKind, options: RealOptions) -> str:

@@ -6,7 +6,9 @@ Facts behind the choices, with figures: docs/sglang_cpu.md and docs/gpu.md. Read
 from __future__ import annotations
 
 import os
+import pathlib
 import subprocess
+import tempfile
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -35,6 +37,59 @@ CPU_ARGUMENTS = (
 )  # fmt: skip
 
 GPU_ARGUMENTS = ("--enable-metrics", "--log-level-http", "warning")
+
+OURS = (
+    "--model-path", "--model", "--weight-version", "--host", "--port", "--tp-size", "--tensor-parallel-size",
+    "--device", "--base-gpu-id", "--config", "--api-key", "--admin-api-key", "--ssl-keyfile", "--ssl-certfile",
+)  # fmt: skip
+"""What the project says itself, or what would shut its own client out."""
+
+_CHECKER = pathlib.Path(__file__).with_name("flag_check.py")
+_CHECK_S = 120
+
+
+class BadArgument(ValueError):
+    """An argument that a genuine engine cannot be given; the text says why, and what to do instead."""
+
+
+def named_argument(text: str) -> str:
+    """An argument as a person writes it (``page-size=16``, ``--disable-radix-cache``) as SGLang's command line has it.
+
+    Raises:
+        BadArgument: it is no option, or one that the project sets itself.
+    """
+    name, equals, value = text.strip().partition("=")
+    name = "--" + name.lstrip("-").replace("_", "-")
+    if name == "--" or any(character.isspace() for character in name):
+        raise BadArgument(f"{text!r} is no option of SGLang; write one NAME or NAME=VALUE at a time")
+    if name in OURS:
+        raise BadArgument(f"{name} is set by the project; leave it out")
+    return name + equals + value
+
+
+def check_arguments(python: str, arguments: Sequence[str], *, cpu: bool) -> None:
+    """Have SGLang's own parser look at arguments, in the engine's environment. Takes some seconds.
+
+    Args:
+        python: interpreter of that environment.
+        arguments: as :func:`named_argument` gives them.
+        cpu: it has SGLang without what only GPUs need.
+
+    Raises:
+        BadArgument: SGLang does not take them, or could not be asked.
+    """
+    with tempfile.TemporaryDirectory(prefix="seatrial-") as folder:
+        variables = dict(os.environ)
+        variables.pop("PYTHONPATH", None)
+        variables |= cpu_environment(folder) if cpu else {}
+        command = [python, str(_CHECKER), *(["--cpu"] if cpu else []), "--", *arguments]
+        try:
+            asked = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=_CHECK_S)
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise BadArgument(f"{python} could not be asked for SGLang's options: {error}") from error
+    if asked.returncode:
+        said = (asked.stdout.strip() or asked.stderr.strip() or f"exit code {asked.returncode}").splitlines()[-1]
+        raise BadArgument(f"SGLang of {python} refuses {' '.join(arguments)}: {said}")
 
 
 def cpu_environment(temporary: str | os.PathLike[str]) -> dict[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pathlib
+import sys
 
 import pytest
 
@@ -11,6 +12,7 @@ from real import tiny_model
 from real.engines import kinds, sglang_flags
 from real.engines.settings import EngineSettings
 from real.engines.weights import Weights
+from real.sglang_cpu import environment
 
 WEIGHTS = Weights("/run/storage/exports/00000001-4", "4", "abc", 5)
 
@@ -129,3 +131,49 @@ def test_deterministic_gpu_engine_asks_for_its_gpu(tmp_path: pathlib.Path, monke
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     settings = EngineSettings("sglang", "python", arguments=(sglang_flags.DETERMINISTIC,))
     assert _value(_command(settings, tmp_path, EngineSpec("a"), WEIGHTS), "--attention-backend") == "triton"
+
+
+@pytest.mark.parametrize(
+    ("text", "argument"),
+    [
+        ("page-size=16", "--page-size=16"),
+        ("--page_size=16", "--page-size=16"),
+        ("disable-radix-cache", "--disable-radix-cache"),
+        ('json-model-override-args={"a": "b=c"}', '--json-model-override-args={"a": "b=c"}'),
+    ],
+)
+def test_an_argument_is_written_in_any_way(text: str, argument: str) -> None:
+    assert sglang_flags.named_argument(text) == argument
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("", "is no option of SGLang"),
+        ("--page-size 16", "write one NAME or NAME=VALUE at a time"),
+        ("port=4", "--port is set by the project; leave it out"),
+        ("--model_path=x", "--model-path is set by the project"),
+        ("api-key=x", "--api-key is set by the project"),
+    ],
+)
+def test_what_is_no_option_or_ours_is_refused(text: str, why: str) -> None:
+    with pytest.raises(sglang_flags.BadArgument, match=why):
+        sglang_flags.named_argument(text)
+
+
+def test_an_interpreter_without_sglang_cannot_be_asked() -> None:
+    with pytest.raises(sglang_flags.BadArgument, match=r"refuses --page-size=16: ModuleNotFoundError.*sglang"):
+        sglang_flags.check_arguments(sys.executable, ("--page-size=16",), cpu=False)
+
+
+@pytest.mark.sglang_cpu
+def test_genuine_sglang_says_what_it_takes() -> None:
+    python = str(environment.interpreter(""))
+    sglang_flags.check_arguments(python, ("--page-size=16", "--disable-radix-cache"), cpu=True)
+    for argument, why in (
+        ("--page-sise=16", "unrecognized arguments: --page-sise=16"),
+        ("--page-size=many", "argument --page-size: invalid int value: 'many'"),
+        ("--attention-backend=bogus", "argument --attention-backend: invalid choice: 'bogus'"),
+    ):
+        with pytest.raises(sglang_flags.BadArgument, match=why):
+            sglang_flags.check_arguments(python, (argument,), cpu=True)

@@ -9,6 +9,7 @@ import pytest
 
 from analysis.errors import BadInput
 from analysis.rundir import RunDir
+from real.engines import sglang_flags
 from scenarios import real_preflight
 from scenarios.json_schema import scenario_schema
 from scenarios.load import Scenario, catalog, load
@@ -148,6 +149,27 @@ def test_the_default_engine_needs_a_gpu_or_a_word_of_the_scenario(small: Make) -
     with pytest.raises(BadInput, match="no GPU is visible here.*--engine emulated.*--engine sglang-cpu"):
         plan(small(), RealOptions())
     assert plan(small(text=_with("{engine: emulated}")), RealOptions()).engines.kind == "emulated"
+
+
+@pytest.mark.ray
+def test_options_of_sglang_are_checked_and_an_emulated_engine_has_none(
+    small: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
+) -> None:
+    monkeypatch.setattr(real_preflight, "_sglang_python", lambda *_: "/opt/python")
+    asked: list[object] = []
+
+    def check(*arguments: object, **how: object) -> None:
+        asked.append((arguments, how))
+
+    monkeypatch.setattr(sglang_flags, "check_arguments", check)
+    given = ("page-size=16", "disable-radix-cache")
+    settings = plan(small(), RealOptions("sglang-cpu", engine_arguments=given)).engines
+    assert settings.arguments == ("--page-size=16", "--disable-radix-cache")
+    assert asked == [(("/opt/python", settings.arguments), {"cpu": True})]
+    with pytest.raises(BadInput, match="--engine-argument: --port is set by the project"):
+        plan(small(), RealOptions("sglang-cpu", engine_arguments=("port=1",)))
+    with pytest.raises(BadInput, match="--engine-argument: an emulated engine has no options of SGLang"):
+        plan(small(), RealOptions("emulated", engine_arguments=given))
 
 
 @pytest.mark.ray
