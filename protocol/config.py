@@ -72,6 +72,8 @@ class HealthConfig(ComponentConfig):
     """A replica whose process lives but is unhealthy this long is replaced. A dead or wedged one is at once."""
     report_interval_s: Seconds = 10.0
     """A replica that still needs recovery is reported again after this long."""
+    look_for_leaving_s: SecondsOrNone = 0.0
+    """How often /health is asked, which alone tells a SIGTERM; each time costs a generation. 0: never."""
     call_timeout_s: Seconds = 5.0
     """Longest wait for the gateway or recovery to answer."""
 
@@ -369,6 +371,8 @@ class ProducerConfig(ComponentConfig):
     """Whether a completed group all of whose rewards are the same is filtered: it teaches nothing."""
     poll_s: Seconds = 0.5
     """How long is waited where there is nothing to roll out, and something may yet come back."""
+    failure_pause_s: SecondsOrNone = 0.5
+    """How long is waited after a group that failed: what is broken is seldom well at once."""
 
 
 class LearnerConfig(ComponentConfig):

@@ -49,6 +49,17 @@ class Sigkill(FaultSpec):
     """Of a replica: which of its processes. The whole replica dies of the loss of any, sooner or later."""
 
 
+class Sigterm(FaultSpec):
+    """SIGTERM to a replica, as an orchestrator asks one to end. It takes new requests until nothing is in flight, so
+    that steady traffic keeps it; recovery brings it back."""
+
+    name = "sigterm"
+    target = "process"
+    healing = "recovered"
+    colour = "#c49c94"
+    must_hit = {"in_flight": {"at_least": 1}}
+
+
 class RestartEmpty(FaultSpec):
     """Killed and started again at once under the same name: alive, but everything that it held in memory is gone."""
 
@@ -284,9 +295,9 @@ class NodeLoss(FaultSpec):
 
 
 CATALOG: tuple[type[FaultSpec], ...] = (
-    Sigkill, RestartEmpty, Sigstop, Slow, Wedge, Partition, Latency, RequestLost, ReplyLost, DelayedDelivery, Duplicate,
-    ConnectTimeoutFault, ReadTimeoutFault, BadAnswer, SlowExport, TornExport, DiskFull, ClockSkew, MetricsMissing,
-    MetricsStale, MetricsNan, PlacementStuck, RemovalFails, RemovalRefused, NodeLoss,
+    Sigkill, Sigterm, RestartEmpty, Sigstop, Slow, Wedge, Partition, Latency, RequestLost, ReplyLost, DelayedDelivery,
+    Duplicate, ConnectTimeoutFault, ReadTimeoutFault, BadAnswer, SlowExport, TornExport, DiskFull, ClockSkew,
+    MetricsMissing, MetricsStale, MetricsNan, PlacementStuck, RemovalFails, RemovalRefused, NodeLoss,
 )  # fmt: skip
 FAULTS: dict[str, type[FaultSpec]] = {fault.name: fault for fault in CATALOG}
 

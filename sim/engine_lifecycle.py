@@ -49,6 +49,7 @@ class EngineLifecycle:
         self.frozen = False
         self.unhealthy = False
         self.terminating = False
+        self.cache_outlived = False  # the prefix cache holds what earlier weights computed: its flush was refused
         self.startup_ns = 0
         self.scheduler = scheduler
         self.live: dict[str, Request] = {}
@@ -107,6 +108,7 @@ class EngineLifecycle:
         if self.postponed(self.sigterm) or self.terminating:
             return
         self.terminating = True
+        self.record("engine.leaving")
         self.after(self.profile.sigterm_poll_ns, self._sigterm_poll)
 
     def _sigterm_poll(self) -> None:
@@ -200,6 +202,14 @@ class EngineLifecycle:
         """Answer an admin call after the usual delay."""
         if done is not None:
             self.after(self.profile.admin_reply_ns, lambda: done(result))
+
+    def flush(self) -> bool:
+        """Empty the prefix cache unless that is refused."""
+        flushed = self.scheduler.flush()
+        if flushed and self.cache_outlived:
+            self.cache_outlived = False
+            self.record("engine.flushed")
+        return flushed
 
     def record(self, kind: str, **fields: Any) -> None:
         """Emit evidence, where there is somebody to take it."""

@@ -77,10 +77,12 @@ class WeightLoader:
         engine, scheduler = self.engine, self.engine.scheduler
         paused = len(scheduler.live()) if scheduler.paused else 0
         scheduler.epoch += 1
+        changed = engine.weight_hash != load.weight_hash
         engine.weight_hash = load.weight_hash
         if load.version is not None:
             engine.version = load.version
-        flushed = scheduler.flush() if load.flush_cache else True
+        flushed = engine.flush() if load.flush_cache else True
+        engine.cache_outlived |= changed and not flushed
         if flushed:  # else the tokenizer's process, which answers for name and version, takes the load for a failure
             engine.reported_version = engine.version
             if load.model_path is not None:

@@ -221,7 +221,9 @@ class EngineProcess(Process):
         elif route == "/flush_cache":
             engine.flush_cache(done=done)
         elif route == "/abort_request":
-            engine.abort(str(body.get("rid", "")), abort_all=bool(body.get("abort_all", False)), done=done)
+            rid, everything = str(body.get("rid", "")), bool(body.get("abort_all", False))
+            self.world.emit(self, "engine.abort_asked", exchange.sent_id, request=rid, everything=everything)
+            engine.abort(rid, abort_all=everything, done=done)
         elif route == "/update_weight_version":
             engine.update_weight_version(
                 str(body["new_version"]), abort_all_requests=bool(body.get("abort_all_requests", True)), done=done

@@ -93,6 +93,18 @@ class Sigkill(ProcessFault):
             self.process.die("killed")
 
 
+class Sigterm(ProcessFault):
+    def look(self) -> dict[str, int]:
+        observed = super().look()
+        if not isinstance(self.process, EngineProcess):
+            raise FaultRefused(f"sigterm: {self.process.name} is no engine; use sigkill for an actor")
+        return observed
+
+    def inject(self) -> None:
+        assert isinstance(self.process, EngineProcess)
+        self.process.engine.sigterm()
+
+
 class RestartEmpty(ProcessFault):
     def inject(self) -> None:
         self.process.die("killed")
@@ -372,6 +384,7 @@ def node_of(site: Site, name: str) -> str:
 
 IMPLEMENTED: dict[str, type[Fault]] = {
     "sigkill": Sigkill,
+    "sigterm": Sigterm,
     "restart_empty": RestartEmpty,
     "sigstop": Sigstop,
     "slow": Slow,

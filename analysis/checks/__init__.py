@@ -14,6 +14,11 @@ from analysis.checks.autoscaler import (
 )
 from analysis.checks.base import Check, CheckResult
 from analysis.checks.claims import GatewayCounts
+from analysis.checks.engine_surprises import (
+    AbortEndsTheOneAsked,
+    NothingServedFromAnOldCache,
+    NothingToALeavingEngine,
+)
 from analysis.checks.engines import (
     AdminOnce,
     LoadedExportIsWhole,
@@ -124,6 +129,9 @@ INVARIANTS: tuple[type[Check], ...] = (
     BufferAnswers,
     ReferenceFreedOnce,
     NoReferenceLeft,
+    NothingServedFromAnOldCache,
+    AbortEndsTheOneAsked,
+    NothingToALeavingEngine,
     GatewayCounts,
 )
 

@@ -49,6 +49,7 @@ class _Watched:
         "told",
         "looking",
         "readmitting",
+        "leaving",
     )
 
     def __init__(self, address: EngineAddress, client: EngineClient) -> None:
@@ -63,6 +64,8 @@ class _Watched:
         """The gateway has acknowledged the verdict."""
         self.looking = False
         """A longer look (stall check, readmission) is under way."""
+        self.leaving = False
+        """It was sent SIGTERM: it ends when nothing is in flight, and never comes back."""
         self.readmitting = False
         """The look asks /ready itself; the regular probe would count its failures twice."""
 
@@ -90,6 +93,10 @@ class HealthProber:
     async def start(self) -> None:
         config = self._config
         self._tasks.append(backend().periodic(config.sync_interval_s, self._sync, name="health-sync"))
+        if config.look_for_leaving_s:
+            self._tasks.append(
+                backend().periodic(config.look_for_leaving_s, self._look_for_leaving, name="health-leaving")
+            )
         for index in range(config.slots):
             probe = self._slot_probe(index, config.interval_s * index / config.slots)
             self._tasks.append(backend().periodic(config.interval_s, probe, name=f"health-slot-{index}"))
@@ -183,6 +190,9 @@ class HealthProber:
             await self._failed(watched, why, refused)
         elif watched.healthy:
             watched.failures = 0
+        elif watched.leaving:
+            if self._now() - watched.ill_since >= self._config.replace_after_s:
+                await self._report(watched, "leaving, and still there")
         else:
             self._look(watched.address, self._readmit)
 
@@ -238,6 +248,34 @@ class HealthProber:
             await self._recovery.call("recover", watched.address, why)
         except PEER_LOST:
             watched.reported_at = None  # perhaps not heard: the next probe reports again, which is harmless
+
+    # --- has it been told to end? ---
+
+    async def _look_for_leaving(self) -> None:
+        if self._now() >= self._held_until:
+            for watched in tuple(self._watched.values()):
+                if watched.healthy:
+                    self._look(watched.address, self._check_leaving)
+
+    async def _check_leaving(self, watched: _Watched) -> None:
+        """After SIGTERM /health is 503 while /ready says 200 and new requests are taken, each of which delays the end.
+
+        It is taken out, and left to end by itself; a report has it replaced when its process is gone.
+        """
+        try:
+            status, _ = await watched.client.get(
+                "/health",
+                connect_timeout_s=self._config.probe_timeout_s,
+                read_timeout_s=self._config.generate_timeout_s,
+            )
+        except NetworkError:
+            return  # the regular probe sees that too
+        if status != 503 or self._now() < self._held_until or not self._is_watched(watched):
+            return
+        why, _ = await self._ready(watched)
+        if not why and watched.healthy:  # else it is paused, or ill in another way
+            watched.leaving = True
+            await self._take_out(watched, "leaving")
 
     # --- does it get anything done? ---
 

@@ -231,16 +231,22 @@ class Recovery:
 
     async def _load(self, client: EngineClient, path: str, manifest: ExportManifest) -> None:
         detail = "answered"
+        refused = ""
         try:
             reply = await post_update_weights(client, WeightUpdate(path, manifest.version), self._admin)
             if not reply.success:
-                detail = f"answered {reply.status}: {reply.body[:200]}"
+                refused = f"{reply.status}: {reply.body[:200]}"
         except SeatrialError as error:
             if error.outcome is Outcome.NOT_DONE:
                 raise
+            if isinstance(error, HttpError) and error.fields["status"] < 500:
+                refused = f"{error.fields['status']}: {str(error.fields['body'])[:200]}"
             detail = f"{type(error).__name__}: {error}"
-        # Whatever came back, what the engine serves decides: an update may be made and its answer lost, or be refused
-        # for the flush after it, or still be under way.
+        if refused:
+            # For the flush after it, perhaps: then the weights have changed, the prefix cache is the old one, and
+            # /model_info tells neither (engines.md 3). The next attempt has a process with an empty cache.
+            raise SeatrialError(f"{client.address.name} answered its update to {manifest.version!r} with {refused}")
+        # No answer: what the engine serves decides. The update may be made and its answer lost, or still be under way.
         timeout_s = self._config.probe_timeout_s
         reported = ("", "")
         try:

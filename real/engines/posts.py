@@ -58,13 +58,16 @@ class Posts:
             return await self._update_weights(asked)
         if inbound.route == "/pause_generation":
             return await self._pause(inbound, str(asked.get("mode", "abort")))
+        if inbound.route == "/abort_request":
+            rid, everything = str(asked.get("rid") or ""), bool(asked.get("abort_all"))
+            self._log.answered(0, None, "engine.abort_asked", request=rid, everything=everything)
         status, content_type, body = answer = await self._forward(inbound)
         if status == 200:
             if inbound.route == "/continue_generation" and self._paused:
                 self._paused = False
                 self._log.answered(0, None, "engine.resumed")
             elif inbound.route == "/flush_cache":
-                self._served.flushed()
+                self._note_flushed()
             elif inbound.route == "/update_weight_version":
                 self._served.relabelled(str(asked.get("new_version", "")))
         return answer
@@ -82,6 +85,10 @@ class Posts:
     def _note_paused(self, mode: str) -> None:
         self._paused = True
         self._log.answered(0, None, "engine.paused", mode=mode)
+
+    def _note_flushed(self) -> None:
+        if self._served.flushed():
+            self._log.answered(0, None, "engine.flushed")
 
     async def _update_weights(self, asked: dict[str, Any]) -> Answer:
         """Read what the engine is about to load, have it loaded, and record what the engine serves from here on."""
@@ -103,7 +110,12 @@ class Posts:
             ok = reply.status == 200 and bool(said.get("success", True))
             text = str(said.get("message", body.decode(errors="replace")))[:1000]
             if found is not None and (ok or text.startswith(_HALF_DONE)):
+                before = served.weight_hash
                 served.changed(version, found.weight_hash, flushed=ok and flush)
+                if not ok:
+                    served.flush_refused(before)
+                elif flush:
+                    self._note_flushed()
             self._log.answered(
                 0, None, "engine.weights", version=served.version, weight_hash=served.weight_hash, ok=ok, detail=text,
                 in_flight=self._generations.in_flight,

@@ -49,6 +49,8 @@ class Served:
         self.weight_hash = weight_hash
         self.hashes = {version: weight_hash}
         self._mixed = False  # the prefix cache may hold what earlier weights computed
+        self.cache_outlived = False
+        """It does, because the flush of a load that changed the weights was refused."""
         self._changes = 0
         self._epoch = 0
         self._settled = asyncio.Event()
@@ -72,14 +74,20 @@ class Served:
         self.hashes[self.version] = weight_hash
         self._mixed = not flushed
 
+    def flush_refused(self, before: str) -> None:
+        """The flush of a load was refused; ``before``: the hash of the weights before it."""
+        self.cache_outlived |= before != self.weight_hash
+
     def relabelled(self, version: str) -> None:
         """The same weights under another label."""
         self._epoch += 1
         self.version = version
         self.hashes[version] = self.weight_hash
 
-    def flushed(self) -> None:
-        self._mixed = False
+    def flushed(self) -> bool:
+        """The prefix cache is empty. Whether it had outlived weights."""
+        outlived, self._mixed, self.cache_outlived = self.cache_outlived, False, False
+        return outlived
 
     async def explained(self, ending: Ending) -> None:
         """Wait until every version in an answer is a known one, or no change is under way that could explain it.

@@ -26,7 +26,7 @@ from real.faults.kinds import (
     TabledFault,
 )
 from real.faults.nodes import NodeLoss
-from real.faults.processes import RestartEmpty, Sigkill, Sigstop, Slow, Wedge
+from real.faults.processes import RestartEmpty, Sigkill, Sigstop, Sigterm, Slow, Wedge
 from real.faults.table import TableWriter
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 IMPLEMENTED: Final[dict[str, type[Fault]]] = {
     "sigkill": Sigkill,
+    "sigterm": Sigterm,
     "restart_empty": RestartEmpty,
     "sigstop": Sigstop,
     "slow": Slow,

@@ -96,6 +96,19 @@ class Sigkill(ProcessFault):
         self.site.later(self.site.backend.engines.lost(self.card.name, self._part), f"loss of the {self._part}")
 
 
+class Sigterm(ProcessFault):
+    def look(self) -> dict[str, int]:
+        observed = super().look()
+        if not self.is_engine:
+            raise FaultRefused(f"sigterm: {self.card.name} is no engine; use sigkill for an actor")
+        self._pid = _part_of(self.card, "main")
+        return observed
+
+    def inject(self) -> None:
+        self.record("engine.leaving")
+        self.send(signal.SIGTERM, [self._pid])
+
+
 class RestartEmpty(ProcessFault):
     def inject(self) -> None:
         self.kill()

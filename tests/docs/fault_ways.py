@@ -9,6 +9,10 @@ WAYS: dict[str, tuple[str, str]] = {
         "every port of the incarnation is dead from that instant",
         "SIGKILL of the actor's process; of an engine: of its main, scheduler or detokenizer process",
     ),
+    "sigterm": (
+        "the engine model ends as SGLang does: at a 5 s poll that finds nothing in flight",
+        "SIGTERM of the engine's main process",
+    ),
     "restart_empty": (
         "dead and started anew in one instant",
         "SIGKILL, and a start as soon as the name and the GPUs are free",

@@ -17,8 +17,16 @@ from tests.mutants.judge_scenarios import JUDGE_SCENARIOS
 from tests.mutants.publishing_scenarios import PUBLISHING_SCENARIOS
 from tests.mutants.scaling_scenarios import SCALING_SCENARIOS
 from tests.mutants.scenarios import SCENARIOS
+from tests.mutants.surprise_scenarios import SURPRISE_SCENARIOS
 
-_ALL_SCENARIOS = {**SCENARIOS, **SCALING_SCENARIOS, **AUTOSCALER_SCENARIOS, **PUBLISHING_SCENARIOS, **JUDGE_SCENARIOS}
+_ALL_SCENARIOS = {
+    **SCENARIOS,
+    **SCALING_SCENARIOS,
+    **AUTOSCALER_SCENARIOS,
+    **PUBLISHING_SCENARIOS,
+    **JUDGE_SCENARIOS,
+    **SURPRISE_SCENARIOS,
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,10 +96,12 @@ def all_mutants() -> Iterator[Mutant]:
         publishing,
         recoveries,
         scalers,
+        surprises,
     )
 
     groups = (
         gateways, admins, probers, recoveries, exporters, engines, loops, scalers, autoscalers, publishing, judges,
+        surprises,
     )  # fmt: skip
     for group in groups:
         yield from group.MUTANTS

@@ -284,6 +284,38 @@ def test_a_report_that_recovery_did_not_get_is_made_again() -> None:
     run(body)
 
 
+def test_one_that_was_told_to_end_is_left_to_end_and_then_reported() -> None:
+    async def body(world: FakeBackend) -> None:
+        engines = await fleet(world, 2)
+        made = await setup(world, engines, look_for_leaving_s=3.0, replace_after_s=30.0)
+        await asyncio.sleep(7)
+        assert [engine.gets.count("/health") for engine in engines] == [2, 2]
+        engines[0].get_script["/health"] = [(503, "")] * 100
+        engines[0].get_script["/health_generate"] = [(503, "")] * 100
+        await asyncio.sleep(4)
+        assert await made.routable() == ["engine-1"] and made.reports == []
+        await asyncio.sleep(10)
+        assert await made.routable() == ["engine-1"] and made.reports == []  # /ready says 200 all the time
+        engines[0].alive = False
+        await asyncio.sleep(2)
+        assert [(name, why) for _, name, why in made.reports] == [("engine-0", "dead")]
+
+    run(body)
+
+
+def test_one_that_was_told_to_end_and_does_not_is_replaced_in_the_end() -> None:
+    async def body(world: FakeBackend) -> None:
+        (one,) = await fleet(world, 1)
+        made = await setup(world, (one,), look_for_leaving_s=3.0, replace_after_s=30.0)
+        one.get_script["/health"] = [(503, "")] * 100
+        await asyncio.sleep(32)
+        assert made.reports == []
+        await asyncio.sleep(3)
+        assert [why for _, _, why in made.reports] == ["leaving, and still there"]
+
+    run(body)
+
+
 def test_replicas_that_come_and_go_are_followed() -> None:
     async def body(world: FakeBackend) -> None:
         one, two, three = await fleet(world, 3)

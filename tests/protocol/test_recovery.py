@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from protocol.config import AdminConfig, ExportConfig, GatewayConfig, HealthConfig, RecoveryConfig
-from protocol.errors import ActorDied, ConnectionLost, ConnectTimeout, HttpError, ReadTimeout
+from protocol.errors import ActorDied, ConnectionLost, ConnectTimeout, HttpError, Outcome, ReadTimeout
 from protocol.messages import GenerateRequest
 from protocol.ports import EngineSpec
 from protocol.serving.gateway import Gateway
@@ -248,7 +248,7 @@ def test_an_export_published_meanwhile_is_loaded_too() -> None:
 
 @pytest.mark.parametrize(
     "error",
-    [ReadTimeout("x"), ConnectionLost("x"), HttpError(status=400, body="cache was not flushed"), HttpError(status=500)],
+    [ReadTimeout("x"), ConnectionLost("x"), HttpError(status=500)],
     ids=lambda e: f"{type(e).__name__}-{e.fields.get('status', '')}",
 )
 def test_an_update_of_unknown_outcome_is_what_the_engine_says_it_is(error: Exception) -> None:
@@ -259,16 +259,36 @@ def test_an_update_of_unknown_outcome_is_what_the_engine_says_it_is(error: Excep
         def prepare(engine: FakeEngine) -> None:
             engine.post_script = [error]  # raised after the weights changed
 
-        if isinstance(error, HttpError) and error.fields["status"] == 400:
-            error.outcome = type(error.outcome)(
-                "unknown"
-            )  # the fake raises what is known not to be done before the effect
         world.engines.prepare = prepare
         one.alive = False
         await made.recovery.recover(one.address, "dead")
         await made.settle()
         assert made.stages() == ["launched", "ready", "loaded", "validated", "published"]
         assert len(latest(world).posts) == 1  # known to be done: not sent again
+
+    run(body)
+
+
+def test_an_update_that_was_refused_is_made_in_another_process() -> None:
+    """The flush after it may have failed: then the weights have changed, and the prefix cache has not."""
+
+    async def body(world: FakeBackend) -> None:
+        (one,) = await fleet(world, 1)
+        made = await setup(world, (one,), attempts=2)
+
+        def prepare(engine: FakeEngine) -> None:
+            if engine.incarnation == 1:
+                refusal = HttpError(status=400, body="Weights were updated, but the cache was not flushed")
+                refusal.outcome = Outcome.UNKNOWN  # so that the fake raises it after the weights have changed
+                engine.post_script = [refusal]
+
+        world.engines.prepare = prepare
+        one.alive = False
+        await made.recovery.recover(one.address, "dead")
+        await made.settle()
+        assert made.stages() == ["launched", "ready", "retry", "launched", "ready", "loaded", "validated", "published"]
+        assert "not flushed" in world.of("recovery.step", stage="retry")[0]["detail"]
+        assert await made.members() == [("engine-0", 2, True)]
 
     run(body)
 
