@@ -103,6 +103,8 @@ async def deploy_publishing(
         ranks = await _training(service, spec, classes, trainer)
         sync = classes.get("weight_sync", WeightSync)
         further["sync"] = sync(model.update, spec.admin, ranks[1:], ranks[0])
+    if not model.update.flush:
+        further["flush"] = False
     if model.controller.fence:
         further["fence"] = True
     publisher = await port.spawn(

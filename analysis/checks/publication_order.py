@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from analysis.checks.base import Check, Handler
 from analysis.checks.ledger import Ledger
-from analysis.checks.publishing_views import CONTINUE, UPDATE, Fleet, GateCalls, Place
+from analysis.checks.publishing_views import CONTINUE, GENERATE, UPDATES, Fleet, GateCalls, Place
 from protocol.evidence import Event
 
 
@@ -15,13 +13,20 @@ class _Cycle:
 
     def __init__(self) -> None:
         self.at: dict[str, dict[str, Event]] = {"seal": {}, "drain": {}, "install_version": {}, "reopen": {}}
+        self.installs: dict[str, Place] = {}
+        """The gates that an installation was sent to, first of all the first."""
+        self.resuming: dict[int, Event] = {}
+        """Calls of resume_requests that are under way."""
+        self.left_out: dict[str, Event] = {}
+        """Gates without an installation when others went on: to what. They must stay as they are in this call."""
 
 
 class PublicationOrder(Check):
     """Every seal before any drain, drain before update, update before install, install before continue, then reopen.
 
-    Over all entrypoints of a service, at each of its publications (C-I1); a gate is opened only over a fleet that
-    serves one version and is not paused (G-I6, W-I1).
+    Over all entrypoints of a service, at each of its publications (C-I1). An entrypoint may be left out of a resumption
+    as a whole: nothing is installed there then, and its gate stays closed, until that call has ended. The gates that are
+    opened are over replicas that serve one version, and none of these is paused (G-I6, W-I1).
     """
 
     name = "publication_order"
@@ -39,6 +44,7 @@ class PublicationOrder(Check):
     def handlers(self) -> dict[str, Handler]:
         return {
             "publishing.deployed": self._fleet.deployed,
+            "engine.started": self._fleet.started,
             "call.sent": self._on_sent,
             "call.done": self._on_done,
             "engine.ready": self._on_weights,
@@ -64,30 +70,49 @@ class PublicationOrder(Check):
         place = self._calls.sent(event)
         method = event.data["method"]
         if place is None:
-            place = self._fleet.by_replica.get(event.data["target"])
-            if place is None or not place.gate or method not in (UPDATE, CONTINUE):
-                return
-            cycle = self._cycles.get(place.service)
-            if cycle is None:
-                if method == UPDATE:
-                    self.violation(f"{event.actor} sent an update to {place.replica} with every gate open", event.seq)
-            elif method == UPDATE:
-                self._after(event, place, cycle, "drain")
-            else:
-                self._after(event, place, cycle, "install_version")
+            if method == GENERATE:
+                self._fleet.sent_turn(event)
+            elif method in UPDATES or method == CONTINUE:
+                self._on_backend(event, method)
+            elif method == "resume_requests":
+                self._on_resume(event)
             return
+        cycle = self._cycles.get(place.service)
         if method == "seal":
-            if place.service not in self._cycles:
-                self._cycles[place.service] = _Cycle()
-        elif (cycle := self._cycles.get(place.service)) is not None:
+            if cycle is None or place.gate in cycle.at["reopen"]:
+                self._cycles[place.service] = _Cycle()  # some were left out of the one before, to its end
+        elif cycle is not None:
             if method == "install_version":
                 self._after(event, place, cycle, "drain")
-                self._one_version(event, place)
+                self._one_version(event, place, cycle)
             elif method == "reopen":
-                self._after(event, place, cycle, "install_version")
-                self._goes_on(event, place)
+                self._installed(event, place, cycle)
+                self._goes_on(event, place, cycle)
+
+    def _on_backend(self, event: Event, method: str) -> None:
+        place = self._fleet.by_replica.get(event.data["target"])
+        if place is None or not place.gate or self._fleet.is_fresh(event):
+            return
+        cycle = self._cycles.get(place.service)
+        if cycle is None:
+            if method in UPDATES:
+                self.violation(f"{event.actor} sent an update to {place.replica} with every gate open", event.seq)
+        elif method in UPDATES:
+            self._after(event, place, cycle, "drain")
+        else:
+            self._installed(event, place, cycle)
+
+    def _on_resume(self, event: Event) -> None:
+        deployed = self._fleet.controllers.get(event.data["target"])
+        cycle = None if deployed is None else self._cycles.get(deployed.data["service"])
+        if cycle is not None:
+            cycle.left_out = {}
+            cycle.resuming[event.data["call"]] = event
 
     def _on_done(self, event: Event) -> None:
+        for cycle in self._cycles.values():
+            if cycle.resuming.pop(event.data["call"], None) is not None:
+                cycle.left_out = {}
         found = self._calls.done(event)
         if found is None or event.data["outcome"] != "done":
             return
@@ -110,31 +135,54 @@ class PublicationOrder(Check):
         if len(reached) == len(gates):
             return
         missing = next(one.gate for one in gates if one.gate not in reached)
+        self._too_early(event, place, missing, stage, reached)
+
+    def _installed(self, event: Event, place: Place, cycle: _Cycle) -> None:
+        """Judge that a version is installed here, and at every other gate that this resumption opens."""
+        self.judged += 1
+        installed = cycle.at["install_version"]
+        if len(installed) == len(self._fleet.services[place.service]):
+            return
+        for one in self._fleet.services[place.service]:
+            if one.gate in installed:
+                continue
+            if one.gate == place.gate or one.gate in cycle.installs:
+                self._too_early(event, place, one.gate, "install_version", installed)
+                return
+            cycle.left_out.setdefault(one.gate, event)
+
+    def _too_early(self, event: Event, place: Place, gate: str, stage: str, reached: dict[str, Event]) -> None:
         what = event.data.get("method") or "drain done"
         self.violation(
-            f"{event.actor} came to {what} of {place.replica} before {stage} of {missing} had succeeded",
+            f"{event.actor} came to {what} of {place.replica} before {stage} of {gate} had succeeded",
             *[seen.seq for seen in list(reached.values())[-1:]],
             event.seq,
         )
 
-    def _one_version(self, event: Event, place: Place) -> None:
-        served: dict[tuple[Any, Any], Event] = {}
-        for one in self._fleet.services[place.service]:
-            weights = self._weights.get(one.replica)
-            if weights is not None:
-                served.setdefault((weights.data["version"], weights.data["weight_hash"]), weights)
-        if len(served) > 1:
-            text = " and ".join(f"{weights.actor} serves {version!r}" for (version, _), weights in served.items())
+    def _one_version(self, event: Event, place: Place, cycle: _Cycle) -> None:
+        went_on = cycle.left_out.get(place.gate)
+        if went_on is not None and cycle.resuming:
             self.violation(
-                f"a version is installed at {place.gate} over a mixed fleet: {text}",
-                *(weights.seq for weights in served.values()),
+                f"a version is installed at {place.gate} after {went_on.data['method']} of {went_on.data['target']} in "
+                "the same resumption",
+                went_on.seq,
                 event.seq,
             )
+        first = next(iter(cycle.installs.values()), place)
+        cycle.installs[place.gate] = place
+        served, other = self._weights.get(place.replica), self._weights.get(first.replica)
+        if served is None or other is None:
+            return
+        if any(served.data[what] != other.data[what] for what in ("version", "weight_hash")):
+            text = " and ".join(f"{one.actor} serves {one.data['version']!r}" for one in (other, served))
+            self.violation(
+                f"a version is installed at {place.gate} over a mixed fleet: {text}", other.seq, served.seq, event.seq
+            )
 
-    def _goes_on(self, event: Event, place: Place) -> None:
-        for one in self._fleet.services[place.service]:
+    def _goes_on(self, event: Event, place: Place, cycle: _Cycle) -> None:
+        for one in self._fleet.services[place.service] if self._paused else ():
             paused = self._paused.get(one.replica)
-            if paused is not None:
+            if paused is not None and one.gate in cycle.installs:
                 self.violation(f"{place.gate} is reopened while {one.replica} is paused", paused.seq, event.seq)
                 return
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from analysis.checks.base import Check, Handler, shown
 from analysis.checks.ledger import Ledger
-from analysis.checks.publishing_views import GENERATE, UPDATE, Fleet, GateCalls, Place
+from analysis.checks.publishing_views import GENERATE, UPDATES, Fleet, GateCalls, Place
 from protocol.evidence import Event
 
 _NS = 1_000_000_000
@@ -70,7 +70,10 @@ class TurnOfOneVersion(Check):
 
 
 class NoUpdateUnderLease(Check):
-    """No weight update starts while a lease is active or a turn runs on any entrypoint of the service (G-I1, W-I3)."""
+    """No weight update starts while a lease is active or a turn runs on any entrypoint of the service (G-I1, W-I3).
+
+    A process that replaces a dead one is given its weights before anybody is sent to it; that is no update of the fleet.
+    """
 
     name = "no_update_under_lease"
     expected = "every update finds no active lease and no running turn"
@@ -87,6 +90,7 @@ class NoUpdateUnderLease(Check):
     def handlers(self) -> dict[str, Handler]:
         return {
             "publishing.deployed": self._fleet.deployed,
+            "engine.started": self._fleet.started,
             "call.sent": self._on_sent,
             "call.done": self._on_done,
             "turn.sent": self._on_turn,
@@ -103,9 +107,12 @@ class NoUpdateUnderLease(Check):
                 if leases:
                     leases.pop(0)
             return
-        if event.data["method"] == UPDATE:
+        method = event.data["method"]
+        if method == GENERATE:
+            self._fleet.sent_turn(event)
+        elif method in UPDATES:
             place = self._fleet.by_replica.get(event.data["target"])
-            if place is not None and place.gate:
+            if place is not None and place.gate and not self._fleet.is_fresh(event):
                 self._judge(event, place.service)
 
     def _judge(self, event: Event, service: str) -> None:

@@ -6,7 +6,8 @@ from typing import NamedTuple
 
 from protocol.evidence import Event
 
-UPDATE = "/update_weights_from_disk"
+UPDATES = frozenset(f"/update_weights_from_{source}" for source in ("disk", "tensor", "distributed", "ipc"))
+"""Routes that change weights."""
 GENERATE = "/generate"
 CONTINUE = "/continue_generation"
 
@@ -30,6 +31,7 @@ class Fleet:
         self.services: dict[str, list[Place]] = {}
         self.controllers: dict[str, Event] = {}
         """Controller to the event that says what its deadlines are."""
+        self._fresh: dict[tuple[str, int], None] = {}
 
     def deployed(self, event: Event) -> None:
         service = event.data["service"]
@@ -41,6 +43,20 @@ class Fleet:
                 self.by_gate[gate] = place
                 self.services.setdefault(service, []).append(place)
         self.controllers[event.data["controller"]] = event
+
+    def started(self, event: Event) -> None:
+        """An engine process began: one that replaces another serves nobody yet, and may be given its weights."""
+        if event.actor in self.by_replica:
+            self._fresh[event.actor, event.inc] = None
+
+    def sent_turn(self, event: Event) -> None:
+        """A generation is on its way to an engine process."""
+        if self._fresh:
+            self._fresh.pop((event.data["target"], event.data["target_inc"]), None)
+
+    def is_fresh(self, update: Event) -> bool:
+        """Whether an update goes to a process that nobody has sent a generation to yet."""
+        return (update.data["target"], update.data["target_inc"]) in self._fresh
 
 
 class GateCalls:

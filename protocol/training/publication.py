@@ -33,6 +33,7 @@ class WeightPublisher:
         controller: handle of the RolloutController.
         exporter: handle of the Exporter.
         sync: brings the weights from training ranks; None: each backend reads the export.
+        flush: whether backends that read the export empty their prefix caches with it.
         fence: whether a backend that an update does not get into is left behind, or fails the publication.
     """
 
@@ -42,12 +43,14 @@ class WeightPublisher:
         controller: ActorHandle,
         exporter: ActorHandle,
         sync: WeightSync | None = None,
+        flush: bool = True,
         fence: bool = False,
     ) -> None:
         self._admin = admin
         self._controller = controller
         self._exporter = exporter
         self._sync = sync
+        self._flush = flush
         self._fence = fence
         self._exported: dict[int, str] = {}
         self._loaded: dict[tuple[str, int], str] = {}
@@ -134,7 +137,7 @@ class WeightPublisher:
             return  # by an earlier try
         detail = ""
         try:
-            reply = await post_update_weights(client, WeightUpdate(path, manifest.version), self._admin)
+            reply = await post_update_weights(client, WeightUpdate(path, manifest.version, self._flush), self._admin)
             if not reply.success:
                 detail = f"answered {reply.status}: {reply.body[:200]}"
         except SeatrialError as error:

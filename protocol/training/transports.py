@@ -234,6 +234,10 @@ class Nccl(Transport):
         if failed:
             self._gone = {name: failure for name, failure in failed.items() if failure.culprit}
             await self.close()  # a group that has lost a member never works again
+            first = next(iter(failed))
+            for target in self.binding.active:  # they have some of the buckets at most
+                name = target.address.name
+                failed.setdefault(name, Failure(name, f"its group lost {first}", culprit=False))
         return tuple(failed.values())
 
     async def _form(self, update: str) -> dict[str, Failure]:

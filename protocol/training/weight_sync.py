@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Sequence
 from typing import Any
 
 from protocol.config import AdminConfig, WeightSyncConfig
-from protocol.errors import BarrierError, HttpError, Outcome, SeatrialError
+from protocol.errors import BarrierError, HttpError, NoSuchActor, Outcome, SeatrialError
 from protocol.messages import EngineAddress
 from protocol.ports import ActorHandle, backend
 from protocol.serving.admin import post_admin
@@ -67,7 +67,8 @@ class WeightSync:
         failed: dict[str, Failure] = {}
         if self._config.transport == "nccl":
             await self._everywhere("taken", "take", version)
-            failed |= await self._post("flushed", targets, FLUSH, {})
+            if self._config.flush:
+                failed |= await self._post("flushed", targets, FLUSH, {})
         else:
             failed |= await self._post("released", targets, RELEASE, {"tags": ["kv_cache", "weights"]})
             await self._everywhere("taken", "take", version)
@@ -133,7 +134,7 @@ class WeightSync:
         async def one(rank: ActorHandle) -> Any:
             try:
                 async with asyncio.timeout(within_s):
-                    return await getattr(rank, method)(*args)
+                    return await getattr(await self._living(rank), method)(*args)
             except TimeoutError:
                 error: SeatrialError = BarrierError(f"{rank.name} did not leave {method} within {within_s:g} s")
             except SeatrialError as failure:
@@ -156,6 +157,13 @@ class WeightSync:
             )  # fmt: skip
         self._emit(stage)
         return ended
+
+    async def _living(self, rank: ActorHandle) -> ActorHandle:
+        """A rank that was restarted is another process of the same name; it has nothing until it is told all anew."""
+        try:
+            return await backend().lookup(rank.name)
+        except NoSuchActor:
+            return rank
 
     async def _give_up(self, update: str, why: str) -> None:
         try:

@@ -1,0 +1,301 @@
+"""Weights that training ranks bring into engines: what they are, when they may come, who leaves (serving.md 9.4).
+
+Computed from what engines have, what storage holds, and calls at the handle boundary of the ranks.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+from analysis.checks.base import Check, Handler
+from analysis.checks.ledger import Ledger, Process
+from analysis.checks.publishing_views import Fleet
+from protocol.evidence import Event
+
+_NS = 1_000_000_000
+_SLACK_NS = 6 * _NS  # what a rank needs beyond its deadline to be given up by whoever called it
+_MANIFEST = "manifest.json"
+
+
+class ServesTheTrainersWeights(Check):
+    """What an engine serves as a version are the bytes that the trainer exported as that version (E2)."""
+
+    name = "serves_the_trainers_weights"
+    expected = "the weight hash of every version is that of its export"
+    needs = ("weights.deployed",)
+
+    def __init__(self, ledger: Ledger) -> None:
+        super().__init__(ledger)
+        self._applies = False
+        self._shards: dict[str, dict[str, str]] = {}  # folder -> file -> SHA-256, of exports being written
+        self._torn: dict[str, None] = {}
+        self._truth: dict[str, dict[str, None]] = {}  # version -> hashes of its exports
+
+    def handlers(self) -> dict[str, Handler]:
+        return {
+            "weights.deployed": self._on_deployed,
+            "storage.written": self._on_written,
+            "storage.torn": self._on_torn,
+            "storage.renamed": self._on_renamed,
+            "engine.weights": self._on_weights,
+        }
+
+    def _on_deployed(self, _: Event) -> None:
+        self._applies = True
+
+    def _on_written(self, event: Event) -> None:
+        folder, _, name = event.data["path"].rpartition("/")
+        if name != _MANIFEST:
+            self._shards.setdefault(folder, {})[name] = event.data["sha256"]
+
+    def _on_torn(self, event: Event) -> None:
+        self._torn[event.data["path"].rpartition("/")[0]] = None
+
+    def _on_renamed(self, event: Event) -> None:
+        shards = self._shards.pop(event.data["old"], None)
+        if shards and self._torn.pop(event.data["old"], self) is self:
+            version = event.data["new"].rpartition("/")[2].partition("-")[2]
+            hashes = "\n".join(shards[name] for name in sorted(shards))
+            self._truth.setdefault(version, {})[hashlib.sha256(hashes.encode()).hexdigest()[:16]] = None
+
+    def _on_weights(self, event: Event) -> None:
+        if not self._applies or not event.data["ok"]:
+            return
+        truth = self._truth.get(event.data["version"])
+        if truth is None:
+            return
+        self.judged += 1
+        if event.data["weight_hash"] not in truth:
+            self.violation(
+                f"{event.actor}/{event.inc} serves as version {event.data['version']!r} weights of hash "
+                f"{event.data['weight_hash']!r}; exported were {', '.join(truth)}",
+                event.seq,
+            )
+
+    def observed(self) -> str:
+        return f"{self.judged} updates, {self.violations} with weights that nobody exported"
+
+
+class LabelFollowsWeights(Check):
+    """The version of an engine process changes if and only if its weights do (W-I2)."""
+
+    name = "label_follows_weights"
+    expected = "another version with other weights, and never one without the other"
+    needs = ("engine.weights",)
+
+    def __init__(self, ledger: Ledger) -> None:
+        super().__init__(ledger)
+        self._last: dict[Process, Event] = {}
+
+    def handlers(self) -> dict[str, Handler]:
+        return {"engine.ready": self._on_weights, "engine.weights": self._on_weights, "actor.died": self._on_died}
+
+    def _on_died(self, event: Event) -> None:
+        self._last.pop((event.actor, event.inc), None)
+
+    def _on_weights(self, event: Event) -> None:
+        process = (event.actor, event.inc)
+        last = self._last.get(process)
+        self._last[process] = event
+        if last is None or not (event.data["weight_hash"] and last.data["weight_hash"]):
+            return  # a real engine does not always tell
+        self.judged += 1
+        label = event.data["version"] != last.data["version"]
+        weights = event.data["weight_hash"] != last.data["weight_hash"]
+        if label != weights:
+            what = "its version without its weights" if label else "its weights under the same version"
+            self.violation(
+                f"{event.actor}/{event.inc} changed {what}: from {last.data['version']!r} "
+                f"({last.data['weight_hash']}) to {event.data['version']!r} ({event.data['weight_hash']})",
+                last.seq,
+                event.seq,
+            )
+
+    def observed(self) -> str:
+        return f"{self.judged} updates, {self.violations} with only one of the two changed"
+
+
+class NothingRunsOnPartWeights(Check):
+    """No generation is accepted by an engine that has a part of new weights, or has given its weights away (W-I3)."""
+
+    name = "nothing_runs_on_part_weights"
+    expected = "0 generations between the first bucket and the last"
+    needs = ("engine.bucket", "engine.memory")
+
+    def __init__(self, ledger: Ledger) -> None:
+        super().__init__(ledger)
+        self._part: dict[str, Event] = {}  # engine -> since when
+        self._any = False
+
+    def handlers(self) -> dict[str, Handler]:
+        return {
+            "engine.bucket": self._on_part,
+            "engine.memory": self._on_memory,
+            "engine.weights": self._on_whole,
+            "engine.ready": self._on_whole,
+            "engine.accepted": self._on_accepted,
+            "actor.died": self._on_whole,
+        }
+
+    def _on_part(self, event: Event) -> None:
+        self._any = True
+        self._part.setdefault(event.actor, event)
+
+    def _on_memory(self, event: Event) -> None:
+        if "weights" not in event.data["resident"]:
+            self._on_part(event)
+
+    def _on_whole(self, event: Event) -> None:
+        self._part.pop(event.actor, None)
+
+    def _on_accepted(self, event: Event) -> None:
+        if not self._any:
+            return
+        self.judged += 1
+        since = self._part.get(event.actor)
+        if since is not None:
+            self.violation(
+                f"{event.actor}/{event.inc} accepted {event.data['request']} with weights that are not whole",
+                since.seq,
+                event.seq,
+            )
+
+    def observed(self) -> str:
+        return f"{self.judged} generations, {self.violations} on a part of some weights"
+
+
+class EveryRankLeaves(Check):
+    """Every training rank leaves an update by its deadline, also when another one fails (W-I5)."""
+
+    name = "every_rank_leaves"
+    expected = "each rank's call ends by the deadline of the update"
+    needs = ("weights.deployed",)
+
+    def __init__(self, ledger: Ledger) -> None:
+        super().__init__(ledger)
+        self._limit_ns: dict[str, int] = {}  # rank -> deadline of an update
+        self._open: dict[int, Event] = {}
+        self._longest_ns = 0
+
+    def handlers(self) -> dict[str, Handler]:
+        return {
+            "weights.deployed": self._on_deployed,
+            "call.sent": self._on_sent,
+            "call.done": self._on_done,
+            "actor.died": self._on_died,
+        }
+
+    def _on_deployed(self, event: Event) -> None:
+        for rank in event.data["ranks"]:
+            self._limit_ns[rank] = round(event.data["timeout_s"] * _NS) + _SLACK_NS
+
+    def _on_sent(self, event: Event) -> None:
+        if event.data["target"] in self._limit_ns and event.data["method"] in ("update", "register"):
+            self._open[event.data["call"]] = event
+
+    def _on_done(self, event: Event) -> None:
+        sent = self._open.pop(event.data["call"], None)
+        if sent is not None:
+            self._judge(sent, event)
+
+    def _judge(self, sent: Event, ended: Event) -> None:
+        self.judged += 1
+        rank = sent.data["target"]
+        took_ns = ended.t_ns - sent.t_ns
+        self._longest_ns = max(self._longest_ns, took_ns)
+        if took_ns > self._limit_ns[rank] + self.ledger.order.clock_error_ns:
+            self.violation(
+                f"{rank} left its {sent.data['method']} after {took_ns / _NS:.3f} s; the deadline of it is "
+                f"{(self._limit_ns[rank] - _SLACK_NS) / _NS:g} s",
+                sent.seq,
+                ended.seq,
+            )
+
+    def _on_died(self, event: Event) -> None:
+        dead = [c for c, sent in self._open.items() if event.actor in (sent.actor, sent.data["target"])]
+        for call in dead:
+            del self._open[call]
+
+    def conclude(self) -> None:
+        last = self.ledger.last
+        for sent in self._open.values():
+            if last is not None and last.t_ns - sent.t_ns > self._limit_ns[sent.data["target"]]:
+                self.violation(f"{sent.data['target']} never left its {sent.data['method']}", sent.seq, last.seq)
+
+    def observed(self) -> str:
+        return f"{self.judged} ended, the longest after {self._longest_ns / _NS:.3f} s, {self.violations} too late"
+
+
+class MemoryOrder(Check):
+    """KV memory is taken back last: after the weights are whole, and after the trainer has given its memory away (9.3).
+
+    Before that there is no room for it on devices that training and serving share.
+    """
+
+    name = "memory_order"
+    expected = "weights, update, offload of every rank, then KV memory"
+    needs = ("engine.memory",)
+
+    def __init__(self, ledger: Ledger) -> None:
+        super().__init__(ledger)
+        self._fleet = Fleet()
+        self._ranks: dict[str, dict[str, Event]] = {}  # service -> rank -> when it took device memory
+        self._of_rank: dict[str, str] = {}
+        self._calls: dict[int, tuple[str, str]] = {}
+        self._without: dict[str, Event] = {}  # engine -> since when its weights are away or not whole
+
+    def handlers(self) -> dict[str, Handler]:
+        return {
+            "publishing.deployed": self._fleet.deployed,
+            "weights.deployed": self._on_deployed,
+            "call.sent": self._on_sent,
+            "call.done": self._on_done,
+            "engine.memory": self._on_memory,
+            "engine.weights": self._on_whole,
+            "engine.ready": self._on_whole,
+            "actor.died": self._on_whole,
+        }
+
+    def _on_deployed(self, event: Event) -> None:
+        for rank in event.data["ranks"]:
+            self._of_rank[rank] = event.data["service"]
+
+    def _on_sent(self, event: Event) -> None:
+        rank = event.data["target"]
+        if rank in self._of_rank and event.data["method"] in ("take", "offload"):
+            self._calls[event.data["call"]] = (rank, event.data["method"])
+
+    def _on_done(self, event: Event) -> None:
+        found = self._calls.pop(event.data["call"], None)
+        if found is None or event.data["outcome"] != "done":
+            return
+        rank, method = found
+        resident = self._ranks.setdefault(self._of_rank[rank], {})
+        if method == "take":
+            resident[rank] = event
+        else:
+            resident.pop(rank, None)
+
+    def _on_whole(self, event: Event) -> None:
+        self._without.pop(event.actor, None)
+
+    def _on_memory(self, event: Event) -> None:
+        if event.data["action"] == "released":
+            if "weights" in event.data["tags"]:
+                self._without[event.actor] = event
+            return
+        if "kv_cache" not in event.data["tags"]:
+            return
+        self.judged += 1
+        since = self._without.get(event.actor)
+        if since is not None:
+            self.violation(f"{event.actor} took its KV memory back before new weights were in", since.seq, event.seq)
+            return
+        place = self._fleet.by_replica.get(event.actor)
+        service = next(iter(self._ranks), "") if place is None else place.service
+        for rank, took in self._ranks.get(service, {}).items():
+            self.violation(f"{event.actor} took its KV memory back while {rank} had the device", took.seq, event.seq)
+            return
+
+    def observed(self) -> str:
+        return f"KV memory taken back {self.judged} times, {self.violations} too early"
