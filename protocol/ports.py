@@ -277,13 +277,20 @@ class Storage(Protocol):
         """Raises StorageNotFound."""
         ...
 
-    async def rename(self, old: str, new: str) -> None: ...
+    async def rename(self, old: str, new: str) -> None:
+        """Rename a file, replacing one that is there, or a folder with everything under it.
+
+        Raises StorageNotFound; StorageError when ``new`` is a folder with something in it.
+        """
+        ...
 
     async def list(self, prefix: str) -> tuple[str, ...]:
         """Sorted paths that start with ``prefix``."""
         ...
 
-    async def delete(self, path: str) -> None: ...
+    async def delete(self, path: str) -> None:
+        """Delete a file, or a folder with everything under it. Raises StorageNotFound."""
+        ...
 
 
 class Objects(Protocol):

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from protocol.errors import DiskFull, SeatrialError, StorageNotFound
+from protocol.errors import DiskFull, SeatrialError, StorageError, StorageNotFound
 
 if TYPE_CHECKING:
     from sim.loop import ActorLoop
@@ -150,15 +150,38 @@ class SharedStorage:
         )
         return None
 
-    def rename(self, old: str, new: str) -> None:
-        """Atomic. A prefix is renamed with everything under it, as a directory is."""
-        paths = [path for path in sorted(self.files) if path == old or path.startswith(old + "/")]
-        moved = {path: new + path[len(old) :] for path in paths}
-        if not moved:
-            raise StorageNotFound(f"rename: nothing at {old}", path=old)
-        for path, target in moved.items():
-            self.files[target] = self.files.pop(path)
+    def rename(self, old: str, new: str) -> SeatrialError | None:
+        """Atomic. A folder is renamed with everything under it. Returns why it was not done."""
+        # What is being written ends where it began.
+        paths = [path for path in self._at_or_below(old) if path in self.files]
+        error: SeatrialError | None = None
+        if not paths:
+            error = StorageNotFound(f"rename: nothing at {old}", path=old)
+        elif any(path != new for path in self._at_or_below(new)):
+            error = StorageError(f"rename: {new} is a folder with something in it", path=old)
+        if error is not None:
+            self._failed(old, "rename", error)
+            return error
+        for path in paths:
+            self.files[new + path[len(old) :]] = self.files.pop(path)
         self.world.observe("storage.renamed", old=old, new=new)
+        return None
+
+    def delete(self, path: str) -> SeatrialError | None:
+        """A file, or a folder with everything under it. Returns why it was not done."""
+        paths = self._at_or_below(path)
+        for found in paths:
+            self.files.pop(found, None)
+            self.writing.pop(found, None)
+        if paths:
+            return None
+        error = StorageNotFound(f"delete: nothing at {path}", path=path)
+        self._failed(path, "delete", error)
+        return error
+
+    def _at_or_below(self, path: str) -> list[str]:
+        names = dict.fromkeys([*self.files, *self.writing])
+        return sorted(name for name in names if name == path or name.startswith(path + "/"))
 
     def node_lost(self, node: str) -> None:
         """What was not fsynced is lost with the node that wrote it."""
@@ -236,8 +259,8 @@ class StoragePort:
 
     async def rename(self, old: str, new: str) -> None:
         await self._after(self._shared.latency_ns)
-        if self._process.alive:
-            self._shared.rename(old, new)
+        if self._process.alive and (error := self._shared.rename(old, new)) is not None:
+            raise error
 
     async def list(self, prefix: str) -> tuple[str, ...]:
         await self._after(self._shared.latency_ns)
@@ -246,9 +269,8 @@ class StoragePort:
 
     async def delete(self, path: str) -> None:
         await self._after(self._shared.latency_ns)
-        if self._process.alive:
-            self._shared.files.pop(path, None)
-            self._shared.writing.pop(path, None)
+        if self._process.alive and (error := self._shared.delete(path)) is not None:
+            raise error
 
     async def _after(self, delay_ns: int) -> None:
         await self._at(self._shared.world.now_ns + delay_ns, _nothing)
