@@ -209,7 +209,8 @@ def prove(
 @click.argument("scenario")
 @_SEED
 @click.option("--seeds", type=click.IntRange(1), default=100, show_default=True)
-@click.option("--jobs", type=click.IntRange(1), default=1, show_default=True, help="Worker processes.")
+@click.option("--jobs", type=click.IntRange(1), help="Worker processes; default 1, with --ray one a CPU of the cluster.")
+@click.option("--ray", default="", metavar="ADDRESS", help="Spread over a Ray cluster: host:port, or auto.")
 @click.option("--out", type=click.Path(path_type=pathlib.Path), help="Folder for run directories; it must not exist.")
 @click.option("--sample", type=click.IntRange(0), default=1, show_default=True, help="Passing seeds to keep as well.")
 @_HANG
@@ -219,7 +220,8 @@ def sweep(
     scenario: str,
     seed: int | None,
     seeds: int,
-    jobs: int,
+    jobs: int | None,
+    ray: str,
     out: pathlib.Path | None,
     sample: int,
     hang_after_s: float | None,
@@ -235,7 +237,7 @@ def sweep(
     first = checked.model.seed if seed is None else seed
     swept = sweep_scenario(
         checked, scenario, first, seeds,
-        jobs=jobs, out=out, sample=sample, changes=changes, shell=shell, hang_after_s=hang_after_s,
+        jobs=jobs, out=out, sample=sample, changes=changes, shell=shell, hang_after_s=hang_after_s, ray=ray,
     )  # fmt: skip
     for line in swept.lines():
         shell.say(line)

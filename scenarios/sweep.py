@@ -1,4 +1,4 @@
-"""A sweep: many seeds with drawn orders and delays, in worker processes that run many seeds each.
+"""A sweep: many seeds with drawn orders and delays, in worker processes that run many seeds each, here or on Ray.
 
 Only failing, inconclusive and a sample of passing seeds get a run directory: those are run once more, which must give
 the same digest, and judged offline, which must give the same verdict. A canary, known to be wrong, must fail first.
@@ -109,30 +109,33 @@ def sweep_scenario(
     first: int,
     count: int,
     *,
-    jobs: int,
+    jobs: int | None,
     out: pathlib.Path | None,
     sample: int,
     changes: Sequence[str],
     shell: Shell,
     hang_after_s: float | None = None,
+    ray: str = "",
 ) -> Swept:
     """Run seeds ``first`` to ``first + count - 1``.
 
     Args:
         name: of the scenario, as it was given.
-        jobs: worker processes.
+        jobs: worker processes; None: one, and on Ray one a CPU of the cluster.
         out: folder for the run directories; default ``runs/sweep-<scenario>``, numbered where that exists.
         sample: passing seeds that get a run directory as well.
         changes: of ``--set``, for the commands that repeat a run.
         shell: shows the progress.
         hang_after_s: real seconds in which a callback of an actor must come back; None: sim.watchdog's.
+        ray: address of a Ray cluster that the seeds are spread over; empty: worker processes of this machine.
 
     Raises:
-        BadInput: the folder exists or cannot be made, or workers cannot be started.
+        BadInput: there is no such cluster, the folder exists or cannot be made, or workers cannot be started.
     """
     out = _folder(scenario, out)
     try:
-        return _sweep(scenario, name, range(first, first + count), jobs, out, sample, changes, shell, hang_after_s)
+        results = _run_all(scenario, range(first, first + count), jobs, hang_after_s, ray)
+        return _sweep(scenario, name, range(first, first + count), results, out, sample, changes, shell, hang_after_s)
     finally:
         with contextlib.suppress(OSError):
             out.rmdir()  # nothing was kept
@@ -142,7 +145,7 @@ def _sweep(
     scenario: Scenario,
     name: str,
     seeds: range,
-    jobs: int,
+    running: Generator[SeedResult, None, None],
     out: pathlib.Path,
     sample: int,
     changes: Sequence[str],
@@ -155,7 +158,7 @@ def _sweep(
     passed: list[int] = []
     kept: dict[int, SeedResult] = {}
     events = 0
-    with contextlib.closing(_run_all(scenario, seeds, jobs, hang_after_s)) as results:
+    with contextlib.closing(running) as results:
         for done in _shown(results, len(seeds), shell):
             events += done.events
             if done.result == "pass":
@@ -207,9 +210,9 @@ def check_canary(scenario: Scenario, seed: int, hang_after_s: float | None = Non
 
 
 def _run_all(
-    scenario: Scenario, seeds: range, jobs: int, hang_after_s: float | None
+    scenario: Scenario, seeds: range, jobs: int | None, hang_after_s: float | None, ray: str
 ) -> Generator[SeedResult, None, None]:
-    if jobs == 1:
+    if not ray and jobs in (1, None):
         for seed in seeds:
             yield run_seed(scenario, seed, hang_after_s)
         return
@@ -219,14 +222,24 @@ def _run_all(
         "folder": str(scenario.folder),
         "hang_after_s": hang_after_s,
     }
-    batch = max(1, min(64, len(seeds) // (4 * jobs)))
-    with contextlib.closing(run_in_workers(request, seeds, jobs, batch)) as results:
+    with contextlib.closing(_workers(scenario, request, seeds, jobs, ray)) as results:
         for result in results:
             if isinstance(result, Lost):
                 why = f"its process ended without a result ({result.how})"
                 yield SeedResult(result.seed, "inconclusive", _LOST, "", 0, [("the worker", why)])
             else:
                 yield SeedResult(**{**result, "why": [(check, text) for check, text in result["why"]]})
+
+
+def _workers(
+    scenario: Scenario, request: dict[str, Any], seeds: range, jobs: int | None, ray: str
+) -> Generator[dict[str, Any] | Lost, None, None]:
+    if ray:
+        from scenarios.ray_workers import run_on_ray
+
+        return run_on_ray(scenario, request, seeds, ray, jobs)
+    jobs = jobs or 1
+    return run_in_workers(request, seeds, jobs, max(1, min(64, len(seeds) // (4 * jobs))))
 
 
 def run_seed(scenario: Scenario, seed: int, hang_after_s: float | None = None) -> SeedResult:

@@ -1,0 +1,115 @@
+"""A sweep on a Ray cluster of several raylets: ``python -m tests.bench.ray_sweep [SEEDS] [SCENARIO] [--lose]``.
+
+Starts a Ray of its own: a head without CPUs, and one raylet a core of this machine. Says how many seeds an hour that
+makes beside one process alone, before and after, on the same seeds; with ``--lose`` one raylet is killed in the middle,
+and seeds must be counted exactly once all the same. One JSON document on stdout, one line of people's text on stderr.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from scenarios.load import load
+from scenarios.ray_workers import run_on_ray
+from scenarios.sweep import run_seed
+from scenarios.workers import Lost
+from tests.real.local_ray import environment
+
+_WARM_UP = 4  # results a raylet until all workers run
+
+
+@contextlib.contextmanager
+def cluster(raylets: int) -> Iterator[Any]:
+    """(cluster, its raylets), with one CPU each and none at the head."""
+    from ray.cluster_utils import Cluster
+
+    small = {"include_dashboard": False, "object_store_memory": 80 << 20}
+    made = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, **small})
+    try:
+        yield made, [made.add_node(num_cpus=1, **small) for _ in range(raylets)]
+    finally:
+        made.shutdown()
+
+
+def alone(name: str, seeds: range) -> float:
+    """Seeds a second of one process."""
+    scenario = load(name)
+    began = time.perf_counter()
+    for seed in seeds:
+        run_seed(scenario, seed)
+    return len(seeds) / (time.perf_counter() - began)
+
+
+def measured(name: str, seeds: range, raylets: int, *, lose: bool) -> dict[str, Any]:
+    """What a sweep on Ray made of the seeds."""
+    scenario = load(name)
+    request = {"text": scenario.text, "source": scenario.source, "folder": str(scenario.folder), "hang_after_s": None}
+    warm = _WARM_UP * raylets
+    digests: list[tuple[int, str]] = []
+    times: list[float] = []
+    lost: list[str] = []
+    with cluster(raylets) as (made, nodes):
+        began = time.perf_counter()
+        for result in run_on_ray(scenario, request, seeds, made.address, None):
+            times.append(time.perf_counter() - began)
+            if isinstance(result, Lost):
+                lost.append(f"{result.seed}: {result.how}")
+                continue
+            digests.append((result["seed"], result["digest"]))
+            if lose and len(digests) == len(seeds) // 3:
+                made.remove_node(nodes[-1], allow_graceful=False)
+    gaps = [after - before for before, after in zip(times, times[1:], strict=False)]
+    return {
+        "seeds": len(seeds),
+        "counted": len(digests),
+        "distinct": len({seed for seed, _ in digests}),
+        "lost": lost,
+        "digests": dict(sorted(digests)),
+        "first_result_s": round(times[0], 2),
+        "longest_gap_s": round(max(gaps), 2),
+        "wall_s": round(times[-1], 2),
+        "seeds_per_s": round((len(times) - warm) / (times[-1] - times[warm - 1]), 2) if len(times) > warm else None,
+    }
+
+
+def main() -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("seeds", type=int, nargs="?", default=200)
+    parser.add_argument("scenario", nargs="?", default="minimal")
+    parser.add_argument("--lose", action="store_true")
+    parser.add_argument("--raylets", type=int, default=os.cpu_count() or 1)
+    asked = parser.parse_args()
+    os.environ.update(environment())
+    seeds = range(1, asked.seeds + 1)
+    some = seeds[: max(1, asked.seeds // 4)]
+    before = alone(asked.scenario, some)
+    found = measured(asked.scenario, seeds, asked.raylets, lose=asked.lose)
+    after = alone(asked.scenario, some)
+    digests = found.pop("digests")
+    one = (before + after) / 2
+    rate = found["seeds_per_s"]
+    found |= {
+        "scenario": asked.scenario,
+        "raylets": asked.raylets,
+        "alone_per_s": [round(before, 2), round(after, 2)],
+        "times_one_process": None if rate is None else round(rate / one, 2),
+        "same_as_alone": all(run_seed(load(asked.scenario), seed).digest == digests[seed] for seed in some[:3]),
+    }
+    print(json.dumps(found))
+    print(
+        f"{found['counted']} of {found['seeds']} seeds counted, {found['distinct']} distinct, "
+        f"{found['times_one_process']} times one process on {asked.raylets} raylets",
+        file=sys.stderr,
+    )
+
+
+if __name__ == "__main__":
+    main()

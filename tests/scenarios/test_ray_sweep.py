@@ -1,0 +1,81 @@
+"""Sweeps on a Ray cluster: a raylet that is killed costs no seed, and no seed is counted twice."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from analysis.errors import BadInput
+from scenarios.console import Shell
+from scenarios.load import Scenario
+from scenarios.ray_workers import SeedHost
+from scenarios.sweep import run_seed, sweep_scenario
+from scenarios.workers import Lost
+from tests.scenarios.conftest import ROOT, component_of
+
+Make = Callable[..., Scenario]
+
+
+def request_of(scenario: Scenario) -> dict[str, Any]:
+    return {"text": scenario.text, "source": scenario.source, "folder": str(scenario.folder), "hang_after_s": 5.0}
+
+
+# --- one host, without Ray ---
+
+
+def test_a_host_answers_seed_by_seed_and_keeps_its_worker(small: Make) -> None:
+    scenario = small("workload.for_s=1")
+    host = SeedHost(request_of(scenario))
+    host.begin()
+    assert host._worker is not None
+    pid = host._worker.process.pid
+    results = [*host.answer([5, 6]), *host.answer([7])]
+    assert [result["seed"] for result in results if isinstance(result, dict)] == [5, 6, 7]
+    assert isinstance(results[2], dict) and results[2]["digest"] == run_seed(scenario, 7).digest
+    assert host._worker.process.pid == pid
+    host._worker.end()
+
+
+def test_a_seed_that_takes_its_worker_along_is_lost_and_the_others_go_on(
+    small: Make, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SEATRIAL_TEST_MARKER", str(tmp_path / "marker"))
+    request = request_of(small("workload.for_s=1", component_of("ClingingOnceGateway")))
+    host = SeedHost({**request, "hang_after_s": 0.3})
+    host.begin()
+    first, *others = host.answer([4, 5, 6])
+    assert first == Lost(4, "exit code 3")
+    assert [other["seed"] for other in others if isinstance(other, dict)] == [5, 6]
+
+
+@pytest.mark.parametrize("address", ["nowhere", "host:port"])
+def test_an_address_that_is_none_is_told(small: Make, tmp_path: pathlib.Path, address: str) -> None:
+    pytest.importorskip("ray")
+    with pytest.raises(BadInput, match="host:port"):
+        sweep_scenario(
+            small("workload.for_s=1"), "small", 5, 4,
+            jobs=None, out=tmp_path / "out", sample=0, changes=[], shell=Shell(True), ray=address,
+        )  # fmt: skip
+    assert not (tmp_path / "out").exists()
+
+
+# --- a cluster of three raylets ---
+
+
+@pytest.mark.ray
+def test_a_raylet_killed_in_the_middle_costs_no_seed_and_counts_none_twice() -> None:
+    ran = subprocess.run(
+        [sys.executable, "-m", "tests.bench.ray_sweep", "60", "minimal", "--lose", "--raylets", "2"],
+        cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr[-4000:]
+    found = json.loads(next(line for line in ran.stdout.splitlines() if line.startswith("{")))
+    assert (found["counted"], found["distinct"], found["lost"]) == (60, 60, []), found
+    assert found["same_as_alone"]
