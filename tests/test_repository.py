@@ -262,6 +262,7 @@ def test_absent_need_is_a_counted_skip_or_a_failure_where_required(
     )
     environment = {**os.environ, "CI": ci, "SEATRIAL_SHARED": str(tmp_path / "absent")}
     environment.pop("SEATRIAL_REQUIRE", None)
+    environment.pop("PYTEST_ADDOPTS", None)  # of whoever runs these tests, not of that one
     if require is not None:
         environment["SEATRIAL_REQUIRE"] = require
     command = [sys.executable, "-m", "pytest", "-p", "tests.conftest", "-p", "no:cacheprovider", "-c", "pyproject.toml"]
