@@ -5,8 +5,8 @@ of the files go into a profile, never the files. What the runs can tell of an en
 whether it is *fitted*, *read* in SGLang's source, *observed* elsewhere or *assumed*, and each figure that was used or
 checked is printed with its error.
 
-The model of a decode step is ``base + per_request * batch + per_context_token * context``; it is fitted by least
-squares of relative errors over whole durations (a request of 4,000 tokens is a sum of 3,999 steps).
+The model of a decode step is ``base + per_request * batch + batched * (batch > 1) + per_context_token * context``; it is
+fitted by least squares of relative errors over whole durations (a request of 4,000 tokens is a sum of 3,999 steps).
 """
 
 from __future__ import annotations
@@ -77,9 +77,15 @@ class _Span:
     steps: float
     requests: float
     context: float
+    batched: float
+    """Of the steps, those of more than one request."""
 
-    def modelled_s(self, cost: tuple[float, float, float]) -> float:
-        return self.overhead_s + self.steps * cost[0] + self.requests * cost[1] + self.context * cost[2]
+    def terms(self) -> tuple[float, float, float, float]:
+        """What the costs of a step are multiplied by."""
+        return self.steps, self.requests, self.context, self.batched
+
+    def modelled_s(self, cost: tuple[float, ...]) -> float:
+        return self.overhead_s + sum(term * one for term, one in zip(self.terms(), cost, strict=True))
 
 
 def calibrate(data_dir: Path) -> dict[str, Any]:
@@ -108,6 +114,12 @@ def calibrate(data_dir: Path) -> dict[str, Any]:
     parameters = {
         "decode_step_base": _entry(_significant(cost[0] * 1e6), "us", "fitted"),
         "decode_step_per_request": _entry(_significant(cost[1] * 1e6), "us", "fitted"),
+        "decode_step_batched": _entry(
+            _significant(cost[3] * 1e6),
+            "us",
+            "fitted",
+            "a step of several requests runs other kernels than a step of one",
+        ),
         "decode_step_per_context_token": _entry(
             _significant(cost[2] * 1e9),
             "ns",
@@ -284,6 +296,7 @@ def _long_generations(events: Any, overhead_s: float) -> list[_Span]:
                     steps,
                     steps,
                     _context_sum(1, new),
+                    0,
                 )
             )
     survivor, retried = sorted(float(r["latency"]) for r in _event(events, "s3_done", source)["requests"])
@@ -300,6 +313,7 @@ def _long_generations(events: Any, overhead_s: float) -> list[_Span]:
             steps,
             lead + 2 * together,
             _context_sum(1, 8000) + _context_sum(1, 8000 - lead),
+            together,
         )
     )
     return spans
@@ -323,7 +337,7 @@ def _loaded_steps(history: Any, capacity: int) -> list[_Span]:
     running, throughput = float(out["total_running_reqs"]), float(out["total_throughput"])
     context = running * (_JUDGE_PROMPT_TOKENS + _HIGH_NEW_TOKENS / 2)
     spans = [
-        _Span("HIGH: step at 47 running, ~97k context", _AUTOSCALER_RUN, running / throughput, 0.0, 1, running, context)
+        _Span("HIGH: step at 47 running, ~97k context", _AUTOSCALER_RUN, running / throughput, 0.0, 1, running, context, 1)
     ]
     each = float(steady["total_running_reqs"]) / 2
     step = each / (float(steady["total_throughput"]) / 2)
@@ -339,6 +353,7 @@ def _loaded_steps(history: Any, capacity: int) -> list[_Span]:
             1,
             each,
             float(steady["avg_token_usage"]) * capacity,
+            1,
         )
     )
     return spans
@@ -388,12 +403,12 @@ def _startups(runs: dict[str, Any]) -> list[tuple[str, float, str]]:
     return sorted(found, key=lambda row: row[1])
 
 
-def _deterministic_checks(history: Any, cost: tuple[float, float, float], capacity: int) -> list[Figure]:
+def _deterministic_checks(history: Any, cost: tuple[float, ...], capacity: int) -> list[Figure]:
     """The same load with deterministic inference on: not what this profile models. Shown so that nobody is misled."""
     frame = _operation(history, "scale_out", _DETERMINISTIC_RUN)
     running = float(frame["total_running_reqs"])
     observed = running / float(frame["total_throughput"])
-    modelled = cost[0] + running * cost[1] + float(frame["avg_token_usage"]) * capacity * cost[2]
+    modelled = cost[0] + running * cost[1] + float(frame["avg_token_usage"]) * capacity * cost[2] + cost[3]
     return [
         Figure(
             "HIGH with deterministic inference (not modelled)",
@@ -409,30 +424,46 @@ def _deterministic_checks(history: Any, cost: tuple[float, float, float], capaci
 # --- arithmetic and reading -------------------------------------------------------------------------------------------
 
 
-def _least_squares(spans: list[_Span]) -> tuple[float, float, float]:
+def _least_squares(spans: list[_Span]) -> tuple[float, ...]:
     """Coefficients (seconds) that minimise the squared relative errors of the spans' own durations."""
     rows = []
     for span in spans:
         own = span.seconds - span.overhead_s
-        rows.append((span.steps / own, span.requests / own, span.context / own))
-    normal = [[sum(row[i] * row[j] for row in rows) for j in range(3)] for i in range(3)]
-    right = [sum(row[i] for row in rows) for i in range(3)]
-    whole = _determinant(normal)
-    solution = []
-    for column in range(3):
-        changed = [[right[i] if j == column else normal[i][j] for j in range(3)] for i in range(3)]
-        solution.append(_determinant(changed) / whole)
+        rows.append([term / own for term in span.terms()])
+    solution = least_squares(rows, [1.0] * len(rows))
     if not all(0 < cost < math.inf for cost in solution):
         raise CalibrationError(f"the fit gives a cost that is not positive ({solution}); the runs contradict the model")
-    return solution[0], solution[1], solution[2]
+    return tuple(solution)
 
 
-def _determinant(m: list[list[float]]) -> float:
-    return (
-        m[0][0] * (m[1][1] * m[2][2] - m[1][2] * m[2][1])
-        - m[0][1] * (m[1][0] * m[2][2] - m[1][2] * m[2][0])
-        + m[0][2] * (m[1][0] * m[2][1] - m[1][1] * m[2][0])
-    )
+def least_squares(rows: list[list[float]], right: list[float]) -> list[float]:
+    """x that minimises ``|rows x - right|``, by the normal equations and Gaussian elimination.
+
+    In plain Python, so that a profile is the same on every machine. Columns are scaled to their largest entry.
+
+    Raises:
+        CalibrationError: the rows do not determine x.
+    """
+    width = len(rows[0]) if rows else 0
+    scale = [max((abs(row[column]) for row in rows), default=0.0) for column in range(width)]
+    if not width or not all(scale):
+        raise CalibrationError("the runs do not tell the costs apart: one of them never occurs in what was measured")
+    scaled = [[value / one for value, one in zip(row, scale, strict=True)] for row in rows]
+    matrix = [
+        [sum(row[i] * row[j] for row in scaled) for j in range(width)]
+        + [sum(row[i] * one for row, one in zip(scaled, right, strict=True))]
+        for i in range(width)
+    ]
+    for column in range(width):
+        pivot = max(range(column, width), key=lambda index: abs(matrix[index][column]))
+        if abs(matrix[pivot][column]) < 1e-12:
+            raise CalibrationError("the runs do not tell the costs apart: all of them were measured at one load")
+        matrix[column], matrix[pivot] = matrix[pivot], matrix[column]
+        for index in range(width):
+            if index != column:
+                factor = matrix[index][column] / matrix[column][column]
+                matrix[index] = [a - factor * b for a, b in zip(matrix[index], matrix[column], strict=True)]
+    return [matrix[index][width] / matrix[index][index] / scale[index] for index in range(width)]
 
 
 def _significant(value: float) -> float:

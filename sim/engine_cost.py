@@ -41,6 +41,7 @@ class EngineProfile:
     # scheduler step costs
     decode_base_ps: int
     decode_per_request_ps: int
+    decode_batched_ps: int
     decode_per_context_token_ps: int
     prefill_base_ps: int
     prefill_per_request_ps: int
@@ -118,6 +119,7 @@ class StepCosts:
 
     __slots__ = (
         "decode_base",
+        "decode_batched",
         "decode_per_context_token",
         "decode_per_request",
         "prefill_base",
@@ -132,6 +134,7 @@ class StepCosts:
 
         self.decode_base = max(1, scaled(profile.decode_base_ps))
         self.decode_per_request = scaled(profile.decode_per_request_ps)
+        self.decode_batched = scaled(profile.decode_batched_ps)
         self.decode_per_context_token = scaled(profile.decode_per_context_token_ps)
         self.prefill_base = max(1, scaled(profile.prefill_base_ps))
         self.prefill_per_request = scaled(profile.prefill_per_request_ps)
@@ -143,6 +146,7 @@ class StepCosts:
 _PARAMETERS: dict[str, tuple[str, str]] = {
     "decode_step_base": ("decode_base_ps", "time"),
     "decode_step_per_request": ("decode_per_request_ps", "time"),
+    "decode_step_batched": ("decode_batched_ps", "time"),
     "decode_step_per_context_token": ("decode_per_context_token_ps", "time"),
     "prefill_step_base": ("prefill_base_ps", "time"),
     "prefill_step_per_request": ("prefill_per_request_ps", "time"),
@@ -173,6 +177,8 @@ _PARAMETERS: dict[str, tuple[str, str]] = {
     "coredump_wait": ("coredump_wait_ns", "time"),
     "health_generates": ("health_generates", "flag"),
 }
+_ABSENT = {"decode_step_batched": 0}
+"""What a profile need not say: what a step costs more when it is of several requests (other kernels run then)."""
 _UNITS = {
     "time": _BASE_UNITS["time"],
     "count": _BASE_UNITS["count"],
@@ -225,6 +231,9 @@ def parse_profile(text: str, where: str) -> EngineProfile:
         if key not in _PARAMETERS:
             raise ProfileError(f"{where}: unknown parameter {key!r}; known: {', '.join(_PARAMETERS)}")
     for key, (attribute, kind) in _PARAMETERS.items():
+        if key not in parameters and key in _ABSENT:
+            values[attribute] = _ABSENT[key]
+            continue
         if key not in parameters:
             raise ProfileError(f"{where}: parameters.{key} is missing")
         values[attribute] = _number(parameters[key], kind, attribute, f"{where}: parameters.{key}")

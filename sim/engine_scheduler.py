@@ -336,7 +336,10 @@ class Scheduler(Iterations):
         slope = costs.decode_per_context_token
         self._run(
             DECODING,
-            costs.decode_base + costs.decode_per_request * batch + slope * self.context_tokens,
+            costs.decode_base
+            + costs.decode_per_request * batch
+            + (costs.decode_batched if batch > 1 else 0)
+            + slope * self.context_tokens,
             slope * batch,
             steps,
         )
