@@ -281,7 +281,7 @@ class WeightSyncConfig(ComponentConfig):
     link_gb_per_s: Annotated[float, Field(gt=0, le=1e6)] = 50.0
     """How fast the bytes of a bucket get over."""
     flush: bool = True
-    """Whether the prefix cache is emptied with every update. False: what was computed by the old weights stays, as it did
+    """Whether the prefix cache is emptied with every update. False: what the old weights computed stays, as it did
     in the originals once; only colocated transports, which give the memory away, are safe without."""
     post_timeout_s: Seconds = 60.0
     """Read time-out of the POST of one bucket; the originals have none, and hang."""
@@ -327,6 +327,8 @@ class ProxyConfig(ComponentConfig):
     probe_interval_s: SecondsOrNone = 3.0
     retry_interval_s: Seconds = 30.0
     """How often what failed to be registered or deleted is tried again."""
+    follow_interval_s: Seconds = 1.0
+    """How often the gateway is asked which replicas are routed to."""
 
 
 class JudgeConfig(ComponentConfig):

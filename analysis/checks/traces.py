@@ -13,7 +13,7 @@ from protocol.evidence import Event
 
 _NS = 1_000_000_000
 _ANSWER_NS = 2 * _NS  # a question that waits for nobody is answered by then
-_FOUND_NS = 10 * _NS  # a store that came again is known by then: twice the longest wait for an answer
+_FOUND_NS = 2 * _NS  # who was told of a death has asked for the name again by then
 _GONE = ("ActorDied", "NoSuchActor")
 _ASKED = ("count", "contents")
 

@@ -105,6 +105,8 @@ class Producer:
         if status in (FAILED, FILTERED):
             backend().emit("producer.discarded", group=done.group_id, status=status, sessions=list(done.sessions))
             await self._discard(done)
+            if status == FAILED and self._config.failure_pause_s:
+                await asyncio.sleep(self._config.failure_pause_s)
         else:
             await self._buffer.put(done)
 

@@ -64,6 +64,8 @@ class TraceAccess:
     async def call(self, method: str, *args: Any) -> Any:
         """Call the store; asked again while nobody answers, which every method of it allows, until ``patience_s``.
 
+        Where it has died the one that came after it is asked.
+
         Raises:
             ActorDied, NoSuchActor: there is no store any more, and nothing of the session is left.
             ReadTimeout (*unknown*): it did not answer in time.
@@ -83,12 +85,12 @@ class TraceAccess:
             except TimeoutError:
                 if loop.time() >= ends:
                     raise ReadTimeout(f"{self._name} did not answer {method} in time") from None
-            except ActorDied as error:
+            except ActorDied:
+                # What was asked of a dead store has gone with it, done or not. Another one is asked the same: this
+                # process may have learned of a death long past only now, and have had sessions there since.
                 self._kept = None
-                if await self.get_existing_store() is None:
+                if await self.get_existing_store() is None or loop.time() >= ends:
                     raise
-                if error.outcome.value == "unknown":
-                    raise  # a store that came after is empty: what was asked of this one has gone with it
 
     async def release_existing_sessions(self, session_ids: Iterable[Any]) -> frozenset[str]:
         """Release sessions if there is a store: ids as text, each once; no call where there are none, no store made.

@@ -18,6 +18,7 @@ from tests.mutants.publishing_scenarios import PUBLISHING_SCENARIOS
 from tests.mutants.scaling_scenarios import SCALING_SCENARIOS
 from tests.mutants.scenarios import SCENARIOS
 from tests.mutants.surprise_scenarios import SURPRISE_SCENARIOS
+from tests.mutants.traces_scenarios import TRACES_SCENARIOS
 
 _ALL_SCENARIOS = {
     **SCENARIOS,
@@ -26,6 +27,7 @@ _ALL_SCENARIOS = {
     **PUBLISHING_SCENARIOS,
     **JUDGE_SCENARIOS,
     **SURPRISE_SCENARIOS,
+    **TRACES_SCENARIOS,
 }
 
 
@@ -97,11 +99,12 @@ def all_mutants() -> Iterator[Mutant]:
         recoveries,
         scalers,
         surprises,
+        traces,
     )
 
     groups = (
         gateways, admins, probers, recoveries, exporters, engines, loops, scalers, autoscalers, publishing, judges,
-        surprises,
+        surprises, traces,
     )  # fmt: skip
     for group in groups:
         yield from group.MUTANTS
