@@ -19,6 +19,7 @@ from analysis.errors import BadInput, print_anything
 from scenarios.console import Shell
 from scenarios.http_commands import openapi
 from scenarios.load import Scenario, catalog, load
+from scenarios.monitor.command import monitor
 from scenarios.real_scenario import for_real
 from scenarios.runner import default_directory, look_through_traces, preflight, repeat_command, run_in_sim
 
@@ -253,6 +254,7 @@ def _expected_s(scenario: Scenario, traces: list[Any]) -> float | None:
 
 
 cli.add_command(openapi)
+cli.add_command(monitor)
 
 
 def main() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import importlib
+import json
 import os
 import pathlib
 import shutil
@@ -24,6 +25,7 @@ from analysis.verdict import Judge, Verdict
 from analysis.writer import JsonlWriter
 from protocol.evidence import Event
 from scenarios.load import Scenario
+from scenarios.monitor.run_source import LIVE
 from scenarios.real_preflight import RealPlan
 from scenarios.real_world import RealEnd, RealStage
 from scenarios.runner import conclude, engines, preregistered, versions
@@ -91,6 +93,8 @@ def run_in_real(
     )
     run = f"run-{time.time_ns():x}-{os.getpid()}"
     folder = tempfile.mkdtemp(prefix="seatrial-")
+    live = directory.path / LIVE
+    live.write_text(json.dumps({"folder": folder}) + "\n", encoding="utf-8")
     warden = Warden(run, folder)
     problems: list[str] = []
     try:
@@ -113,6 +117,7 @@ def run_in_real(
     finally:
         with _uninterrupted():
             problems += warden.close()
+            live.unlink(missing_ok=True)
     judge = Judge(thresholds)
     events = _finished(merged, end)
     try:
