@@ -408,6 +408,17 @@ _declare("publishing.deployed", "world", "The entrypoints of a service, once all
 _declare("weights.deployed", "world", "A service whose weights come from training ranks.", service="str: name",
         transport="str: ipc, nccl or checkpoint_engine", ranks="json: [actor, ...]", trainer="str: actor",
         timeout_s="float: deadline of an update, by which every rank has left")
+_declare("proxy.deployed", "world", "A routed proxy stands before the entrypoints of a service.", service="str: name",
+        proxy="str: actor", registrations="str: actor that tells it which backends there are",
+        urls="json: [[replica or empty, URL], ...] that it is to have", connect_attempts="int: attempts of an admin POST")
+_declare("proxy.post", "world", "A POST reached the proxy, and what it did there.", service="str: name",
+        route="str: new, delete or chat", url="str: backend, empty for a whole model", session="str: of a chat completion",
+        effect="str: registered, duplicate (it was there), deleted, deleted_all, absent, busy (503, nothing done), answered or failed",
+        table="int: backends registered afterwards")
+_declare("proxy.forwarded", "world", "The proxy picked a backend for a turn.", service="str: name", session="str: id",
+        request="str: id", url="str: backend")
+_declare("proxy.snapshot", "world", "What the proxy has when all episodes are over.", service="str: name",
+        table="json: URLs registered", routable="json: URLs that it should have")
 _declare("publication.asked", "world", "An operator asked for a publication.", service="str: name", model_step="int: version")
 _declare("publication.ended", "world", "The operator was told what became of it, or that nobody knows.", service="str: name",
         model_step="int: version", outcome="str: done, not_done, unknown", error="str: class, empty when done")

@@ -4,13 +4,25 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from typing import Any, Final
 
 import aiohttp
+import yarl
 
 from protocol.errors import ConnectionLost, ConnectionRefused, ConnectTimeout, HttpError, ReadTimeout
+from protocol.messages import HttpHead, RawRequest
 
 _LONGEST_EVENT = 64 << 20  # one line of a stream; SGLang's text is cumulative, and logprobs are long
 _JSON = {"Content-Type": "application/json"}
+AS_IT_IS: Final[dict[str, Any]] = {
+    "skip_auto_headers": ("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
+    "auto_decompress": False,
+    "allow_redirects": False,
+}
+"""Options of a request that a proxy makes: nothing is added to it, and nothing is made of its answer."""
+
+
+Pairs = tuple[tuple[str, str], ...]
 
 
 def new_session() -> aiohttp.ClientSession:
@@ -27,17 +39,19 @@ def new_session() -> aiohttp.ClientSession:
 async def answered(
     session: aiohttp.ClientSession,
     method: str,
-    url: str,
+    url: str | yarl.URL,
     *,
-    data: str | None = None,
-    headers: Mapping[str, str] | None = None,
+    data: str | bytes | None = None,
+    headers: Mapping[str, str] | Pairs | None = None,
     connect_timeout_s: float | None = None,
     read_timeout_s: float | None = None,
+    options: Mapping[str, Any] | None = None,
 ) -> AsyncIterator[aiohttp.ClientResponse]:
     """Send a request; the answer's head has come when the block begins, its body may be read in the block.
 
     Args:
         read_timeout_s: for the whole answer, counted from the start of the call.
+        options: further ones of aiohttp.
 
     Raises:
         ConnectTimeout, ConnectionRefused: not done.
@@ -45,7 +59,9 @@ async def answered(
     """
     timeout = aiohttp.ClientTimeout(total=read_timeout_s, sock_connect=connect_timeout_s)
     try:
-        async with session.request(method, url, data=data, headers=headers, timeout=timeout) as response:
+        async with session.request(
+            method, url, data=data, headers=headers, timeout=timeout, **(options or {})
+        ) as response:
             yield response
     except aiohttp.ConnectionTimeoutError:
         raise ConnectTimeout(f"{url}: no connection within {connect_timeout_s} s") from None
@@ -55,6 +71,33 @@ async def answered(
         raise ReadTimeout(f"{url}: no whole answer within {read_timeout_s} s") from None
     except (aiohttp.ClientError, ConnectionError) as error:
         raise ConnectionLost(f"{url}: {type(error).__name__}: {error}") from None
+
+
+async def raw(
+    session: aiohttp.ClientSession,
+    origin: str,
+    request: RawRequest,
+    *,
+    connect_timeout_s: float | None = None,
+    read_timeout_s: float | None = None,
+) -> AsyncGenerator[HttpHead | bytes, None]:
+    """One exchange byte for byte (``EngineClient.exchange``). ``origin``: ``http://host:port``."""
+    async with answered(
+        session, request.method, raw_url(origin, request), data=request.body or None, headers=request.headers,
+        connect_timeout_s=connect_timeout_s, read_timeout_s=read_timeout_s, options=AS_IT_IS,
+    ) as response:  # fmt: skip
+        yield head_of(response)
+        async for piece in response.content.iter_any():
+            yield piece
+
+
+def raw_url(origin: str, request: RawRequest) -> yarl.URL:
+    """Where a request goes, its target as it came."""
+    return yarl.URL(origin + request.target, encoded=True)
+
+
+def head_of(response: aiohttp.ClientResponse) -> HttpHead:
+    return HttpHead(response.status, tuple((name, value) for name, value in response.headers.items()))
 
 
 async def post_text(

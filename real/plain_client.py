@@ -10,9 +10,18 @@ from typing import Any
 import aiohttp
 
 from protocol.errors import ConnectionLost, HttpError
-from protocol.messages import AdminReply, EngineAddress, GenerateRequest, GenerateResult, VersionSpan, WeightUpdate
+from protocol.messages import (
+    AdminReply,
+    EngineAddress,
+    GenerateRequest,
+    GenerateResult,
+    HttpHead,
+    RawRequest,
+    VersionSpan,
+    WeightUpdate,
+)
 from real.engines import bodies
-from real.http_call import get_text, post_stream, post_text
+from real.http_call import get_text, post_stream, post_text, raw
 
 
 class PlainEngineClient:
@@ -111,6 +120,17 @@ class PlainEngineClient:
     ) -> AsyncGenerator[str, None]:
         return post_stream(
             self._session, self._url + route, body, connect_timeout_s=connect_timeout_s, read_timeout_s=read_timeout_s
+        )
+
+    def exchange(
+        self,
+        request: RawRequest,
+        *,
+        connect_timeout_s: float | None = None,
+        read_timeout_s: float | None = None,
+    ) -> AsyncGenerator[HttpHead | bytes, None]:
+        return raw(
+            self._session, self._url, request, connect_timeout_s=connect_timeout_s, read_timeout_s=read_timeout_s
         )
 
     def _result(self, request: GenerateRequest, meta: dict[str, Any]) -> GenerateResult:

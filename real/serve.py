@@ -112,7 +112,8 @@ def _in_url(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
-def _token(path: str | None) -> str:
+def token_in(path: str | None) -> str:
+    """The token in a file; empty without one. Raises Usage."""
     if path is None:
         return ""
     try:
@@ -143,7 +144,7 @@ def main(arguments: list[str] | None = None) -> int:
         engines = tuple(engine_address(url) for url in given.engine)
         if len(set(engines)) < len(engines):
             raise Usage("--engine: the same address twice")
-        token = _token(given.token_file)
+        token = token_in(given.token_file)
         settings = ServerSettings(host=given.host, port=given.port, token=token, shutdown_grace_s=given.grace_s)
         gateway = GatewayConfig(attempts=given.attempts, read_timeout_s=given.read_timeout_s)
         return asyncio.run(_until_signalled(engines, settings, gateway))

@@ -7,15 +7,26 @@ import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator
 from typing import TYPE_CHECKING, Any
 
+from protocol.bad_answers import bad
 from protocol.errors import ConnectionRefused
-from protocol.messages import AdminReply, EngineAddress, GenerateRequest, GenerateResult, WeightUpdate
+from protocol.messages import (
+    AdminReply,
+    EngineAddress,
+    GenerateRequest,
+    GenerateResult,
+    HttpHead,
+    RawRequest,
+    WeightUpdate,
+)
 from protocol.ports import EngineSpec, Placement
+from sim.engine_exchange import exchange
 from sim.http import Exchange
 from sim.loop import background
 
 if TYPE_CHECKING:
     from sim.engines import SharedEngines
     from sim.loop import ActorLoop
+    from sim.random import Stream
     from sim.world import Process
 
 
@@ -167,3 +178,22 @@ class EngineClientPort:
     ) -> tuple[int, str]:
         page: tuple[int, str] = await self._call(route, None, 128, connect_timeout_s, read_timeout_s)
         return page
+
+    def exchange(
+        self,
+        request: RawRequest,
+        *,
+        connect_timeout_s: float | None = None,
+        read_timeout_s: float | None = None,
+    ) -> AsyncGenerator[HttpHead | bytes, None]:
+        """The bytes that the engine would send (sim/engine_exchange.py), unless a fault has another answer in store."""
+        pieces = exchange(self, request, connect_timeout_s, read_timeout_s)
+        for fault in self._shared.answer_faults:
+            if fault.befalls(self._process.world, self._process, self._address.name, request.path):
+                fault.on_hit(f"bad_answer {request.path} {self._process.name}>{self._address.name}")
+                return bad(pieces, fault.what, request.path)
+        return pieces
+
+    def cuts(self) -> Stream:
+        """Draws where the bytes of a stream are cut."""
+        return self._process.world.stream(f"http.cuts.{self._process.name}")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from protocol.errors import HttpError
 from protocol.messages import AdminReply
 from sim.engine_calls import ROUTES, bad_body, read_call
-from sim.engine_json import DONE, BadBody, JsonCall, json_object
+from sim.engine_json import DONE, BadBody, JsonCall, event_text, json_object
 from sim.network import CONTROL, REPLY
 
 if TYPE_CHECKING:
@@ -41,11 +41,12 @@ def serve_json(process: EngineProcess, exchange: Exchange) -> tuple[str, ...]:
         events = [json.dumps(document), DONE] if status == 200 else []
         engine.serve(lambda: _Answer(process, exchange).refuse(status, document, events))
         return ()
-    answer = _Answer(process, exchange)
+    answer = _Answer(process, exchange, named=call.named_events)
     if call.stream:
         _stream(call, answer, process)
     else:
         _whole(call, answer)
+    process.conversations.received(process, route, body, call)
     for job in call.jobs:
         process.by_rid[job.rid] = exchange
         process.report_sampling(job.rid, call.asked)
@@ -59,6 +60,7 @@ def _whole(call: JsonCall, answer: _Answer) -> None:
             return
         refused = call.refused
         if refused is None:
+            answer.process.conversations.finished(call)
             answer.give(json.dumps(call.whole()))
         else:
             answer.refuse(refused.status, call.refusal(refused.error, refused.status), [])
@@ -83,6 +85,7 @@ def _stream(call: JsonCall, answer: _Answer, process: EngineProcess) -> None:
         if job.result is None:
             answer.add(call.more(process.engine.version))
         else:
+            process.conversations.finished(call)
             answer.add(call.end())
             answer.give("")
 
@@ -93,8 +96,9 @@ class _Answer:
     """The answer to one exchange. The events of a stream arrive in the order they were sent, as bytes on a connection
     do, and the end of it after them, whatever the network does to the messages that carry them here."""
 
-    def __init__(self, process: EngineProcess, exchange: Exchange) -> None:
-        self._process = process
+    def __init__(self, process: EngineProcess, exchange: Exchange, *, named: bool = False) -> None:
+        self.process = process
+        self._named = named
         self._exchange = exchange
         self._sent = 0
         self._kept: list[str] = []  # events, for a caller that wants the whole text
@@ -104,7 +108,7 @@ class _Answer:
 
     def add(self, events: list[str]) -> None:
         """Events of a stream."""
-        exchange, process = self._exchange, self._process
+        exchange, process = self._exchange, self.process
         if exchange.on_item is None:
             self._kept.extend(events)
             return
@@ -114,7 +118,7 @@ class _Answer:
 
     def give(self, text: str) -> None:
         """The whole answer, or the end of the stream."""
-        text = text or "".join(f"data: {event}\n\n" for event in self._kept)
+        text = text or "".join(event_text(event, named=self._named) for event in self._kept)
         posted = not isinstance(self._exchange.body, str)
         self._finish(AdminReply(200, text) if posted else text, len(text))
 
@@ -129,7 +133,7 @@ class _Answer:
         self._finish(AdminReply(status, text, False) if posted else HttpError(status=status, body=text), len(text))
 
     def _finish(self, payload: Any, size: int) -> None:
-        process, exchange = self._process, self._exchange
+        process, exchange = self.process, self._exchange
         process.ended(exchange)
         if not self._sent:
             exchange.answer(payload, size)

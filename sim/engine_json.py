@@ -86,6 +86,8 @@ class JsonCall:
         now_s: seconds since the epoch by the engine's clock, for the time stamps in answers.
     """
 
+    named_events = False
+    """Whether an event of a stream names its type beside its data, as Anthropic's do."""
     refused_in_stream = False
     """Whether a refused stream is answered 200 with an event that tells (/generate), or with its status (OpenAI)."""
 
@@ -94,7 +96,7 @@ class JsonCall:
         self.stream = stream
         self.now_s = now_s
         self.asked: SamplingAsked | None = None
-        """How it is sampled; None: greedy."""
+        """How it is sampled, where the route says so."""
 
     def submit(self, engine: SimEngine) -> None:
         """Hand every job in. Raises EngineNotListening (nothing was done)."""
@@ -125,6 +127,12 @@ class JsonCall:
     def end(self) -> list[str]:
         """The last events, ``[DONE]`` included."""
         raise NotImplementedError
+
+
+def event_text(event: str, *, named: bool) -> str:
+    """An event of a stream as it is sent."""
+    name = f"event: {json.loads(event)['type']}\n" if named else ""
+    return f"{name}data: {event}\n\n"
 
 
 def versions(result: EngineResult) -> list[dict[str, Any]]:

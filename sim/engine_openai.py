@@ -8,13 +8,18 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from sim.engine_generate import logprob
 from sim.engine_json import DONE, EOS, BadBody, Job, JsonCall, is_prompt, versions
-from sim.engine_tokens import Continuation, encode
+from sim.engine_tokens import Continuation, decode, encode
 from sim.engine_types import EngineResult
 
 CHAT = "/v1/chat/completions"
 ROUTES = (CHAT, "/v1/completions")
 _COMPLETION_TOKENS = 16  # OpenAI's default
+_NO_IDS_IN_A_STREAM = (
+    "return_token_ids is not supported with streaming on /v1/chat/completions. Please set stream=false when using "
+    "return_token_ids=true."
+)
 
 
 class OpenAICall(JsonCall):
@@ -27,6 +32,12 @@ class OpenAICall(JsonCall):
         self._model = model
         self._include_usage = include_usage
         self._sent = 0
+        self._sent_tokens = 0
+        self.ids = False
+        """Whether the answer names the token ids of its prompt and output: ``return_token_ids``."""
+        self.ids_at_the_end = False
+        """Whether a stream does, in a chunk of its own: ``return_output_ids_in_sglext``."""
+        self.logprobs = False
 
     @classmethod
     def read(cls, route: str, body: dict[str, Any], *, new_id: str, now_s: float, context_length: int) -> OpenAICall:
@@ -34,7 +45,10 @@ class OpenAICall(JsonCall):
         chat = route == CHAT
         if body.get("n", 1) not in (1, None):
             raise BadBody("n: this engine gives one choice a request")
-        prompt = encode(render(body.get("messages"))) if chat else _prompt(body.get("prompt"))
+        stream = bool(body.get("stream", False))
+        if chat and stream and body.get("return_token_ids"):
+            raise BadBody(_NO_IDS_IN_A_STREAM)
+        prompt = conversation(body) if chat else _prompt(body.get("prompt"))
         limit = body.get("max_completion_tokens") if chat else None
         limit = body.get("max_tokens") if limit is None else limit
         if limit is None:
@@ -42,7 +56,7 @@ class OpenAICall(JsonCall):
         if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
             raise BadBody(f"max_tokens must be at least 1, got {json.dumps(limit)[:50]}")
         options = body.get("stream_options")
-        return cls(
+        call = cls(
             Job(
                 str(body.get("rid") or new_id),
                 prompt,
@@ -53,9 +67,13 @@ class OpenAICall(JsonCall):
             chat=chat,
             model=str(body.get("model") or "default"),
             include_usage=bool(options.get("include_usage", False)) if isinstance(options, dict) else False,
-            stream=bool(body.get("stream", False)),
+            stream=stream,
             now_s=now_s,
         )
+        call.ids = chat and bool(body.get("return_token_ids"))
+        call.ids_at_the_end = chat and bool(body.get("return_output_ids_in_sglext"))
+        call.logprobs = chat and bool(body.get("logprobs"))
+        return call
 
     def whole(self) -> Any:
         result, text = self._job.ended, self._job.output.text
@@ -63,12 +81,20 @@ class OpenAICall(JsonCall):
         if self._chat:
             message = {"role": "assistant", "content": text, "reasoning_content": None, "tool_calls": None}
             said = {"message": message}
-        end = {"logprobs": None, "finish_reason": result.finish_reason, "matched_stop": _matched(result)}
+        ids = self._job.output.ids
+        told = logprobs_of(ids, 0) if self.logprobs else None
+        end: dict[str, Any] = {
+            "logprobs": told, "finish_reason": result.finish_reason, "matched_stop": matched(result)
+        }  # fmt: skip
+        if self.ids:
+            end |= {"prompt_token_ids": self._job.prompt, "response_token_ids": list(ids)}
+        more = {"sglext": self._sglext()} if self.ids_at_the_end else {}
         return {
             **self._head("chat.completion"),
             "choices": [{"index": 0, **said, **end}],
             "usage": _usage(result),
             "metadata": {"weight_version": result.weight_version, "weight_versions": versions(result)},
+            **more,
         }
 
     def refusal(self, message: str, status: int = 400) -> Any:
@@ -80,15 +106,22 @@ class OpenAICall(JsonCall):
     def more(self, version: str) -> list[str]:
         """What has come since the last event: a difference, unlike the events of /generate."""
         new = self._new()
-        return [self._event({"content": new} if self._chat else new)] if new else []
+        if not new:
+            return []
+        ids, begin = self._job.output.ids, self._sent_tokens
+        self._sent_tokens = len(ids)
+        told = logprobs_of(ids[begin:], begin) if self.logprobs else None
+        return [self._event({"content": new} if self._chat else new, logprobs=told)]
 
     def end(self) -> list[str]:
         result = self._job.ended
-        finish = (result.finish_reason, _matched(result))
+        finish = (result.finish_reason, matched(result))
         if self._chat:
             events = [*self.more(result.weight_version), self._event({}, *finish)]
         else:
             events = [self._event(self._new(), *finish)]  # the last text and the end in one
+        if self.ids_at_the_end:
+            events.append(json.dumps({**self._head("chat.completion.chunk"), "choices": [], "sglext": self._sglext()}))
         if self._include_usage:
             usage = {**self._head("chat.completion.chunk"), "choices": [], "usage": _usage(result)}
             events.append(json.dumps(usage))
@@ -99,8 +132,13 @@ class OpenAICall(JsonCall):
         new, self._sent = text[self._sent :], len(text)
         return new
 
-    def _event(self, said: Any, finish: str | None = None, matched: int | None = None) -> str:
-        end = {"logprobs": None, "finish_reason": finish, "matched_stop": matched}
+    def _sglext(self) -> dict[str, Any]:
+        return {"input_ids": self._job.prompt, "output_ids": [list(self._job.output.ids)]}
+
+    def _event(
+        self, said: Any, finish: str | None = None, matched: int | None = None, logprobs: dict[str, Any] | None = None
+    ) -> str:
+        end = {"logprobs": logprobs, "finish_reason": finish, "matched_stop": matched}
         if self._chat:
             choice = {"index": 0, "delta": {"reasoning_content": None, **said}, **end}
             return json.dumps({**self._head("chat.completion.chunk"), "choices": [choice]})
@@ -114,6 +152,27 @@ class OpenAICall(JsonCall):
 def openai_refusal(message: str, status: int = 400) -> dict[str, Any]:
     """The body of a refusal on these routes."""
     return {"object": "error", "message": message, "type": "BadRequestError", "param": None, "code": status}
+
+
+def conversation(body: dict[str, Any]) -> list[int]:
+    """The prompt of a chat: ``input_ids`` as they are, or else the messages, rendered and encoded. Raises BadBody."""
+    ids = body.get("input_ids")
+    if ids is None:
+        return encode(render(body.get("messages")))
+    if not is_prompt(ids) or not ids:
+        raise BadBody("input_ids must be one list of token ids, and not empty")
+    return list(ids)
+
+
+def logprobs_of(ids: list[int], begin: int) -> dict[str, Any]:
+    """``logprobs`` of a choice: one entry a token, ``begin`` the position of the first."""
+    return {
+        "content": [
+            {"token": decode([token]), "logprob": logprob(token, at)[0], "bytes": list(decode([token]).encode()),
+             "top_logprobs": []}
+            for at, token in enumerate(ids, begin)
+        ]
+    }  # fmt: skip
 
 
 def render(messages: Any) -> str:
@@ -148,7 +207,8 @@ def _prompt(prompt: Any) -> list[int]:
     return list(ids)
 
 
-def _matched(result: EngineResult) -> int | None:
+def matched(result: EngineResult) -> int | None:
+    """``matched_stop``: the token that ended the answer, None where none did."""
     return EOS if result.finish_reason == "stop" else None
 
 

@@ -23,10 +23,14 @@ from protocol.messages import (
 )
 from protocol.ports import EngineOptions, EngineSpec, Placement
 from protocol.training.checkpoint import MANIFEST, hash_weights
+from sim.answer_faults import AnswerFault
 from sim.engine import EngineNotListening, SimEngine
+from sim.engine_conversations import Conversations
 from sim.engine_forward import ROUTES, serve_json
 from sim.engine_metrics import get as render_page
 from sim.engine_sampling import PPM, SamplingAsked
+from sim.engine_text import ROUTES as TEXT_ROUTES
+from sim.engine_text import answer_text
 from sim.engine_transfers import ROUTES as TRANSFERS
 from sim.engine_transfers import EngineTransfers, Group
 from sim.engine_types import MAIN_DEATH_NS, AdminResult, EngineResult
@@ -52,7 +56,7 @@ _FIRST_PRIORITY = 10  # SimPy priority of the first engine's iterations; each en
 class EngineProcess(Process):
     """One incarnation of an engine: its HTTP routes over a SimEngine. ``engine`` is the model itself."""
 
-    __slots__ = ("shared", "engine", "host", "port", "open", "by_rid", "json_rids", "transfers")
+    __slots__ = ("shared", "engine", "host", "port", "open", "by_rid", "json_rids", "transfers", "conversations")
 
     role = "engine"
 
@@ -67,6 +71,7 @@ class EngineProcess(Process):
         self.open: dict[int, Exchange] = {}
         self.by_rid: dict[str, Exchange] = {}
         self.json_rids: dict[int, tuple[str, ...]] = {}  # by exchange: requests of the JSON call under way
+        self.conversations = Conversations()
         self.engine = SimEngine(
             shared.world.clock,
             profile,
@@ -124,6 +129,8 @@ class EngineProcess(Process):
                 self._json(exchange)
             elif exchange.body is None:
                 _GETS.get(exchange.method, _get_page)(self, exchange)
+            elif exchange.method in TEXT_ROUTES:
+                self._text(exchange)
             else:
                 self._post(exchange)
         except EngineNotListening:
@@ -186,6 +193,18 @@ class EngineProcess(Process):
 
         if not self.engine.postponed(serve):
             serve()
+
+    def _text(self, exchange: Exchange) -> None:
+        if not self.engine.listening:
+            raise EngineNotListening(f"engine {self.name} does not listen")
+        route, body = exchange.method, exchange.body
+
+        def answer() -> None:
+            status, document = answer_text(route, body, self.engine)
+            self.conversations.counted(self, route, body, int(document.get("input_tokens", 0)))
+            self._answer(exchange, AdminReply(status, json.dumps(document), status == 200))
+
+        self.engine.serve(answer)
 
     def _result(self, result: EngineResult) -> GenerateResult:
         return GenerateResult(
@@ -342,6 +361,7 @@ class SharedEngines:
     processes: dict[str, EngineProcess] = field(default_factory=dict)
     specs: dict[str, tuple[EngineSpec, str | None, Placement | None]] = field(default_factory=dict)
     page_faults: list[PageFault] = field(default_factory=list)
+    answer_faults: list[AnswerFault] = field(default_factory=list)
     transfer_groups: dict[str, Group] = field(default_factory=dict)
     _profiles: dict[str, EngineProfile] = field(default_factory=dict)
     _ports: dict[str, set[int]] = field(default_factory=dict)

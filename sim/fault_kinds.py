@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from protocol.faulting import FaultRefused, Target
 from sim.actors import ActorProcess
+from sim.answer_faults import AnswerFault
 from sim.cluster import Node
 from sim.engines import EngineProcess
 from sim.network import Fate, FateKind
@@ -227,6 +228,26 @@ class ReadTimeout(MessageFault):
     kind = "read_timeout"
 
 
+class BadAnswer(Fault):
+    """Answers of engines to exchanges byte for byte (sim/answer_faults.py)."""
+
+    def inject(self) -> None:
+        params = self.params
+        self._fault = AnswerFault(
+            params["what"],
+            self.target.source,
+            self.target.destination,
+            params.get("method", "*"),
+            params.get("count"),
+            params.get("chance", 1.0),
+            self.hit,
+        )
+        self.site.engines.answer_faults.append(self._fault)
+
+    def heal(self) -> None:
+        self.site.engines.answer_faults.remove(self._fault)
+
+
 class StorageFaultBase(Fault):
     """Something about the storage under ``target.prefix``."""
 
@@ -397,6 +418,7 @@ IMPLEMENTED: dict[str, type[Fault]] = {
     "duplicate": Duplicate,
     "connect_timeout": ConnectTimeout,
     "read_timeout": ReadTimeout,
+    "bad_answer": BadAnswer,
     "slow_export": SlowExport,
     "torn_export": TornExport,
     "disk_full": DiskFull,

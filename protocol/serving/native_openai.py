@@ -53,7 +53,9 @@ class OpenAIFormat:
         if "return_token_ids" in unasked and isinstance(body.get("choices"), list):
             hidden = ("prompt_token_ids", "response_token_ids")
             shown["choices"] = [
-                {key: value for key, value in choice.items() if key not in hidden} if isinstance(choice, dict) else choice
+                {key: value for key, value in choice.items() if key not in hidden}
+                if isinstance(choice, dict)
+                else choice
                 for choice in body["choices"]
             ]
         if "logprobs" in unasked and isinstance(shown.get("choices"), list):
@@ -145,7 +147,9 @@ def _logprobs(value: Any) -> tuple[float, ...] | None:
 def _add_call(calls: dict[int, dict[str, Any]], part: Any) -> None:
     if not isinstance(part, dict):
         return
-    call = calls.setdefault(int(part.get("index") or 0), {"type": "function", "function": {"name": "", "arguments": ""}})
+    call = calls.setdefault(
+        int(part.get("index") or 0), {"type": "function", "function": {"name": "", "arguments": ""}}
+    )
     if part.get("id"):
         call["id"] = part["id"]
     function = part.get("function")

@@ -1,8 +1,9 @@
-"""The session server: a reverse proxy in front of one backend, which keeps a session's turns true (serving.md 2.5, 5.1, 5.2).
+"""The session server: a reverse proxy in front of one backend, which keeps a session's turns true.
 
-It is an entrypoint (the gate, its leases and their settlement are the entrypoint's) that speaks HTTP: requests in, bytes
-out, no socket in sight. A turn of OpenAI's or Anthropic's format passes hooks and, where there is a gate, a lease;
-everything else is forwarded as it is. It fails closed: what cannot be recorded is an error, never an answer.
+It is an entrypoint (the gate, its leases and their settlement are the entrypoint's) that speaks HTTP: requests in,
+bytes out, no socket in sight (serving.md 2.5, 5.1, 5.2). A turn of OpenAI's or Anthropic's format passes hooks and,
+where there is a gate, a lease; everything else is forwarded as it is. It fails closed: what cannot be recorded is an
+error, never an answer.
 """
 
 from __future__ import annotations

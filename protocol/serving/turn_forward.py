@@ -178,7 +178,7 @@ class TurnForward:
         return self.completed(lambda: out.write(marker))
 
     async def judged(self, answer: Answer) -> Ending | None:
-        """The end of a turn whose answer came whole and is no success after all; None: it is one, and it is recorded."""
+        """The end of a turn whose answer came whole and is no success after all; None: it is one, and on record."""
         if answer.finish_reason == "abort" or self.aborting():
             return self.aborted()
         if not answer.finish_reason:

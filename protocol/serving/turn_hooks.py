@@ -111,7 +111,12 @@ class TraceHooks:
     """
 
     def __init__(
-        self, store: ActorHandle, template: ChatTemplate | None = None, *, call_timeout_s: float = 5.0, attempts: int = 3
+        self,
+        store: ActorHandle,
+        template: ChatTemplate | None = None,
+        *,
+        call_timeout_s: float = 5.0,
+        attempts: int = 3,
     ) -> None:
         self._store = store
         self._template = template or ChatTemplate()
@@ -145,7 +150,9 @@ class TraceHooks:
         if answer.stop_token is not None and ids[-1] == answer.stop_token:
             text += self._template.stop
         if not self._template.continued(turn.format, turn.body, answer).startswith(sent.prompt + text):
-            raise HookFailed("the conversation with this answer does not begin as it was sent: the template rewrites it")
+            raise HookFailed(
+                "the conversation with this answer does not begin as it was sent: the template rewrites it"
+            )
         rest = sent.prompt[len(sent.known) :]
         step = turn.model_step if turn.request_id else -1
         said = TokenizedSegment(text, ids, ids, logprobs, request_id=turn.request_id, model_step=step)

@@ -19,9 +19,11 @@ from aiohttp import web
 from real.emulated.pacer import Pacer
 from sim.engine import SimEngine
 from sim.engine_calls import ROUTES, bad_body, read_call
-from sim.engine_json import DONE, BadBody, JsonCall, json_object
+from sim.engine_json import DONE, BadBody, JsonCall, event_text, json_object
 from sim.engine_metrics import get as render_page
 from sim.engine_pages import loads
+from sim.engine_text import ROUTES as TEXT_ROUTES
+from sim.engine_text import answer_text
 from sim.engine_types import AdminDone, AdminResult
 
 PAGES = (
@@ -44,6 +46,7 @@ class Server:
                 web.get("/health", self._health),
                 web.get("/health_generate", self._health),
                 *(web.post(route, self._generate) for route in ROUTES),
+                *(web.post(route, self._text) for route in TEXT_ROUTES),
                 web.post("/pause_generation", self._pause),
                 web.post("/continue_generation", self._continue),
                 web.post("/abort_request", self._abort),
@@ -57,7 +60,7 @@ class Server:
     # --- generation ---------------------------------------------------------------------------------------------------
 
     async def _generate(self, request: web.Request) -> web.StreamResponse:
-        """A JSON call of any of the three routes."""
+        """A JSON call of any of the routes that generate."""
         engine, body = self._engine, await _body(request)
         try:
             call = read_call(request.path, body, engine, new_id=uuid.uuid4().hex, now_s=time.time())
@@ -96,14 +99,21 @@ class Server:
             if job.result is not None and (refusal := _refused(call)) is not None:
                 return refusal
         response = await _event_stream(request)
-        await _write(response, call.begin())
+        named = call.named_events
+        await _write(response, call.begin(), named=named)
         while job.result is None:
             await news.wait()
             news.clear()
             if job.result is None:
-                await _write(response, call.more(self._engine.version))
-        await _write(response, call.end())
+                await _write(response, call.more(self._engine.version), named=named)
+        await _write(response, call.end(), named=named)
         return response
+
+    async def _text(self, request: web.Request) -> web.Response:
+        """What works on text and generates nothing."""
+        body = await _body(request)
+        status, document = self._pacer.tell(lambda: answer_text(request.path, body, self._engine))
+        return web.json_response(document, status=status)
 
     # --- administration -----------------------------------------------------------------------------------------------
 
@@ -197,9 +207,9 @@ async def _event_stream(request: web.Request) -> web.StreamResponse:
     return response
 
 
-async def _write(response: web.StreamResponse, events: list[str]) -> None:
+async def _write(response: web.StreamResponse, events: list[str], *, named: bool = False) -> None:
     if events:
-        await response.write("".join(f"data: {event}\n\n" for event in events).encode())
+        await response.write("".join(event_text(event, named=named) for event in events).encode())
 
 
 def _refused(call: JsonCall) -> web.Response | None:

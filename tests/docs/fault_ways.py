@@ -42,6 +42,10 @@ WAYS: dict[str, tuple[str, str]] = {
     "duplicate": ("the message arrives twice", f"sent twice by {_FATE}; a number of an ordered view is taken once"),
     "connect_timeout": ("the handshake is dropped", "the caller connects to a port that drops every SYN"),
     "read_timeout": ("the answer is dropped", "the front keeps the answer and leaves the connection open"),
+    "bad_answer": (
+        "the caller's process, of exchanges byte for byte",
+        "the caller's process, of exchanges byte for byte; the whole answer is read first",
+    ),
     "slow_export": (
         "the transfer takes `percent` of its time in the storage's one pipe",
         "written and read at `percent` of the time that the operation takes or that its nominal bytes would take at "

@@ -33,6 +33,9 @@ READERS = {
     "ScalingConfig": ("scaling/api.py", "scaling/registry.py", "scaling/watcher.py"),
     "GateConfig": ("serving/gate.py",),
     "EntrypointConfig": ("serving/entrypoint.py", "serving/settlement.py"),
+    "SessionServerConfig": (
+        "serving/entrypoint.py", "serving/settlement.py", "serving/session_server.py", "serving/turn_forward.py",
+    ),
     "ControllerConfig": ("serving/controller.py",),
     "AffinityConfig": ("serving/affinity.py",),
     "WeightSyncConfig": ("training/weight_sync.py", "training/ranks.py", "training/transports.py"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from typing import Any
 
 from protocol.ports import ActorHandle, backend
 
@@ -38,3 +39,19 @@ class Claimant:
 
     async def leave(self) -> None:
         raise SystemExit(3)
+
+
+class FailingHooks:
+    """Hooks of a session server that record nothing."""
+
+    def __init__(self, store: Any) -> None:
+        self.store = store
+
+    async def on_request(self, turn: Any) -> None:
+        pass
+
+    async def on_response(self, turn: Any, answer: Any) -> None:
+        raise RuntimeError("nothing is recorded here")
+
+    async def on_end(self, turn: Any, label: str) -> None:
+        pass

@@ -1,0 +1,163 @@
+"""Serve a session server in front of one engine that runs already: ``python -m real.serve_sessions --engine URL``.
+
+One process, without Ray: the session server, a trace store unless told otherwise, a request gate if asked for
+(docs/session_server.md). Exit codes: 0 when asked to stop (SIGTERM, Ctrl-C), 1 when a background task failed, 2 for bad
+usage.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import importlib
+import signal
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pydantic
+
+from protocol.config import GateConfig, GatewayConfig, SessionServerConfig
+from protocol.messages import EngineAddress
+from protocol.rollout.trace_store import RolloutTraceStore
+from protocol.serving.gate import RequestGate
+from protocol.serving.gateway import Gateway
+from protocol.serving.session_server import SessionServer
+from protocol.serving.settlement import RejectionPattern
+from protocol.serving.turn_hooks import NoHooks, TraceHooks
+from real.http_call import new_session
+from real.http_server import PortTaken, ServerSettings
+from real.local import LocalBackend
+from real.serve import Usage, engine_address, token_in
+from real.session_http import SessionFront
+
+
+async def serve(
+    engine: EngineAddress,
+    settings: ServerSettings,
+    config: SessionServerConfig,
+    hooks: Callable[..., Any],
+    *,
+    gate: bool,
+    log: Callable[[str], None],
+    stop: asyncio.Event,
+) -> int:
+    """Serve until ``stop`` is set; returns the exit code.
+
+    Args:
+        hooks: called with the handle of the trace store; gives the hooks.
+        gate: whether a turn needs a lease of a request gate.
+
+    Raises:
+        PortTaken: nothing was served.
+    """
+    failed: list[BaseException] = []
+
+    def crashed(error: BaseException) -> None:
+        failed.append(error)
+        stop.set()
+
+    def emitted(kind: str, fields: dict[str, Any]) -> None:
+        if kind == "gate.poisoned":
+            log(f"the gate is poisoned: {fields['why']}; nothing is admitted any more")
+
+    async with new_session() as session:
+        backend = LocalBackend(session, emit=emitted, crashed=crashed)
+        asyncio.get_running_loop().seatrial_backend = backend  # type: ignore[attr-defined]  # a mark, looked for by name
+        try:
+            gateway = await backend.spawn(Gateway, GatewayConfig(), name="gateway")
+            await gateway.add_replica(engine)
+            store = await backend.spawn(RolloutTraceStore, name="traces")
+            leases = None
+            if gate:
+                opened = GateConfig(initially_closed=False, initial_model_step=0)
+                leases = await backend.spawn(RequestGate, opened, name="gate")
+            server = await backend.spawn(SessionServer, config, engine, gateway, leases, hooks(store), name="sessions")
+            front = await backend.spawn(SessionFront, settings, server, config.max_body_bytes, name="http")
+            host, port = await front.address()
+            shown = f"[{host}]" if ":" in host else host
+            log(f"serving sessions on http://{shown}:{port} in front of {engine.name}")
+            await stop.wait()
+            log("stopping: nothing new is accepted, what is in flight may finish")
+        finally:
+            await backend.close()
+    for error in failed:
+        log(f"failed: {type(error).__name__}: {error}")
+    return 1 if failed else 0
+
+
+def hooks_named(name: str) -> Callable[..., Any]:
+    """``trace``, ``none``, or a class as ``package.module:Class``, called with the trace store. Raises Usage."""
+    if name == "trace":
+        return TraceHooks
+    if name == "none":
+        return lambda store: NoHooks()
+    module, colon, attribute = name.partition(":")
+    if not colon:
+        raise Usage(f"--hooks {name}: trace, none, or package.module:Class")
+    try:
+        found: Callable[..., Any] = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise Usage(f"--hooks {name}: {error}") from None
+    missing = [one for one in ("on_request", "on_response", "on_end") if not hasattr(found, one)]
+    if missing:
+        raise Usage(f"--hooks {name}: has no {', '.join(missing)}; see docs/session_server.md")
+    return found
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m real.serve_sessions", description=(__doc__ or "").partition("\n\n")[0]
+    )
+    parser.add_argument("--engine", required=True, metavar="URL", help="http://HOST:PORT of the one engine")
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on; any but loopback needs a token")
+    parser.add_argument("--port", type=int, default=0, help="0 (default): any free one; the first line tells it")
+    parser.add_argument("--token-file", metavar="FILE", help="clients must bring its content as a bearer token")
+    parser.add_argument("--grace-s", type=float, default=30.0, help="for what is in flight when asked to stop")
+    parser.add_argument(
+        "--hooks", default="trace", metavar="NAME", help="trace (default), none, or package.module:Class"
+    )
+    parser.add_argument("--gate", action="store_true", help="a turn needs a lease; its answer then has the lease's id")
+    parser.add_argument("--engine-kind", default="sglang 0.5.23", help="whose refusal of a too long context is known")
+    parser.add_argument("--timeout-s", type=float, default=1200.0, help="longest time for one generation")
+    return parser
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The command; returns its exit code."""
+    given = _parser().parse_args(arguments)
+    try:
+        engine = engine_address(given.engine)
+        token = token_in(given.token_file)
+        settings = ServerSettings(host=given.host, port=given.port, token=token, shutdown_grace_s=given.grace_s)
+        config = SessionServerConfig(forward_timeout_s=given.timeout_s, engine=given.engine_kind, gated_streams=True)
+        RejectionPattern(config)  # an engine that is not known is told before anything is started
+        hooks = hooks_named(given.hooks)
+        return asyncio.run(_until_signalled(engine, settings, config, hooks, given.gate))
+    except pydantic.ValidationError as error:
+        for problem in error.errors(include_url=False, include_input=False):
+            print(f"error: {'.'.join(map(str, problem['loc']))} {problem['msg']}".replace("  ", " "), file=sys.stderr)
+        return 2
+    except (Usage, PortTaken, ValueError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+
+
+async def _until_signalled(
+    engine: EngineAddress,
+    settings: ServerSettings,
+    config: SessionServerConfig,
+    hooks: Callable[..., Any],
+    gate: bool,
+) -> int:
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    return await serve(
+        engine, settings, config, hooks, gate=gate,
+        log=lambda line: print(line, file=sys.stderr, flush=True), stop=stop,
+    )  # fmt: skip
+
+
+if __name__ == "__main__":
+    sys.exit(main())
