@@ -17,6 +17,8 @@ from protocol.ports import EngineClient, backend
 from protocol.serving.pick_set import PickSet, Replica
 
 Key = tuple[str, int]
+UNREACHED = "ConnectTimeout"
+"""Why a replica is suspect to which no connection came about."""
 Dispatched = GenerateRequest | ForwardRequest
 T = TypeVar("T")
 
@@ -106,10 +108,12 @@ class Dispatcher:
     ) -> Replica | None:
         """The replica that a retry goes to, counted. None: nobody is routable, so it waits, uncounted, as a new call.
 
-        Raises the failure when the only routable replica is the one that failed.
+        Raises the failure when the only routable replica is the one that failed, unless nothing was sent to it.
         """
         new = self._move(request, old, tried, why)
         if new is None:
+            if old.routable and why == UNREACHED:
+                return old
             if self._picks.size:
                 raise concluded(failures)
             # All are suspects at once, say after a burst of lost replies. Health readmits those that are well.
@@ -209,6 +213,18 @@ class Dispatcher:
         if not self._picks.size:
             self._some_routable.clear()
         self._emit("gateway.unroutable", replica=replica.name, replica_inc=replica.incarnation, why=why)
+        if not self._picks.size:
+            self._route_to_the_unreached()
+
+    def _route_to_the_unreached(self) -> None:
+        """Nobody is left: those that merely could not be connected to are routed to again, suspect as they are.
+
+        Nothing was sent to them, so that trying them costs no more than waiting; and that all of them fell ill at once
+        is less likely than that the way to them is bad. Health looks at them all the same, and its word counts.
+        """
+        for replica in self._replicas.values():
+            if replica.suspect and replica.why == UNREACHED and not (replica.closed or replica.removed):
+                self._route(replica)
 
 
 def concluded(failures: list[SeatrialError], attempts: int | None = None) -> SeatrialError:

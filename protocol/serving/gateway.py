@@ -10,7 +10,8 @@ What it promises (scaling.md 5.1, hazards H4 and H5):
 - A call of unknown outcome is sent again only if the request says that this is harmless.
 - The count is given back once, however the call ends. ``served`` counts successes.
 - A stream that breaks after its first event is never sent again: its reader has part of an answer already.
-- After a transport error a replica is *suspect*: not routed to until health readmits it.
+- After a transport error a replica is *suspect*: not routed to until health readmits it. Where that leaves nobody,
+  those that merely could not be connected to (nothing was sent, the outcome is *not done*) are routed to at once.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class ReplicaView:
 class HealthView:
     """What a prober needs of the gateway. ``roster`` is None when it is the one of the version that was named.
 
-    ``suspects``: not routable since a transport error. ``stalled``: calls in flight and no success for the window.
+    ``suspects``: a transport error since health last judged. ``stalled``: calls in flight and no success in the window.
     """
 
     version: int
@@ -277,10 +278,10 @@ class Gateway(Dispatcher):
     def _remove(self, replica: Replica, why: str) -> None:
         if replica.removed:
             return
-        if replica.routable:
-            self._unroute(replica, why)
         replica.removed = True
         replica.suspect = False
+        if replica.routable:
+            self._unroute(replica, why)
         self._roster_version += 1
         if not replica.in_flight:
             del self._replicas[(replica.name, replica.incarnation)]

@@ -31,7 +31,7 @@ class Replica:
         self.closed = False
         """Admission closed for ever: health cannot readmit it."""
         self.suspect = False
-        """Not routable since a transport error, and health has not yet judged."""
+        """A transport error, and health has not judged since."""
         self.removed = False
         """Forgotten as soon as nothing is in flight."""
         self.why = ""

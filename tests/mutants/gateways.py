@@ -195,6 +195,13 @@ def _gateway(name: str, source: str, cls: type, scenario: str, check: str) -> Mu
     return Mutant(name, source, "gateway", Gateway, cls, scenario, check)
 
 
+class ShutsEveryoneOut(Gateway):
+    """Takes a failed connection for a sick replica, also where that leaves nobody at all."""
+
+    def _route_to_the_unreached(self) -> None:
+        pass
+
+
 MUTANTS = (
     _gateway("count dropped before moved", "M8", DropsCountBeforeMoving, "lost_replies", "gateway_counts"),
     _gateway("counted after the pick", "scaling 5.1", PicksBeforeItCounts, "quiet", "gateway_counts"),
@@ -212,4 +219,5 @@ MUTANTS = (
         "deadline as a clock reading", "DESIGN deadlines", SendsDeadlineAsClockReading, "lost_replies", "nothing_lost"
     ),
     _gateway("hedges what may not be sent twice", "A-I3", Hedges, "once_only", "nothing_twice"),
+    _gateway("nobody left to route to", "scaling 5.1", ShutsEveryoneOut, "nobody_connects", "answered_fraction"),
 )

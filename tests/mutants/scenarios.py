@@ -60,6 +60,23 @@ SCENARIOS: dict[str, str] = {
         steps=_KILL,
         acceptance="\n- answered_fraction: {at_least: 1.0}\n- occurs: {event: gateway.moved, at_most: 15}\n",
     ),
+    "nobody_connects": _scenario(
+        "mutant_nobody_connects",
+        "For a moment no connection to any replica comes about, faster than health can look at all of them.",
+        service=(
+            "      gateway: {connect_timeout_s: 0.2, backoff_s: 0.2, routable_wait_s: 1, attempts: 4}\n"
+            "      health: {sync_interval_s: 3}\n"
+        ),
+        steps="""
+- at_s: 4
+  do: connect_timeout
+  target: {link: {from: gateway-chat-0, to: "chat-*"}}
+  with: {method: /generate}
+  for_s: 0.3
+  must_hit: {hits: {at_least: 3}}
+""",
+        acceptance="\n- answered_fraction: {at_least: 1.0}\n",
+    ),
     "lost_replies": _scenario(
         "mutant_lost_replies",
         "Some answers to generations are lost after their effect; idempotent requests are sent again.",

@@ -237,6 +237,67 @@ def test_a_retry_waits_uncounted_while_every_replica_is_suspect() -> None:
     run(body)
 
 
+def test_where_no_connection_comes_about_nobody_is_shut_out() -> None:
+    async def body(world: FakeBackend) -> None:
+        engines = await fleet(world, 3)
+        made = await gateway(world, engines, routable_wait_s=5.0, backoff_s=0.1)
+        for engine in engines:
+            engine.generate_script = [ConnectTimeout("x")]
+        begun = asyncio.get_running_loop().time()
+        results = await asyncio.gather(*(made.generate(request(n, idempotent=False)) for n in range(6)))
+        assert asyncio.get_running_loop().time() - begun < 5.0  # health has not said a word
+        assert sorted(result.attempts for result in results) == [1, 1, 1, 2, 2, 2]
+        assert [v.routable for v in await made.engines()] == [True, True, True]
+        assert sum(v.in_flight for v in await made.engines()) == 0
+        # They stay suspect, so that health looks at them, and what it says counts.
+        suspects = (await made.health_view(0, 1.0)).suspects
+        assert suspects == tuple(engine.address for engine in engines)
+        for engine in engines:
+            await made.set_routable(engine.address, False, "ill")
+        with pytest.raises(NoReplica):
+            await made.generate(request(9))
+
+    run(body)
+
+
+def test_the_only_replica_is_connected_to_again() -> None:
+    async def body(world: FakeBackend) -> None:
+        (one,) = await fleet(world, 1)
+        one.generate_script = [ConnectTimeout("x"), ConnectTimeout("x")]
+        made = await gateway(world, (one,), attempts=3, backoff_s=0.1)
+        assert (await made.generate(request(idempotent=False))).attempts == 3
+        one.generate_script = [ConnectTimeout("x")] * 3
+        with pytest.raises(ConnectTimeout) as caught:
+            await made.generate(request(1))
+        assert caught.value.attempts == 3 and caught.value.outcome is Outcome.NOT_DONE
+        assert [(v.in_flight, v.routable) for v in await made.engines()] == [(0, True)]
+
+    run(body)
+
+
+def test_who_was_closed_removed_or_broke_off_does_not_come_back_when_nobody_is_left() -> None:
+    async def body(world: FakeBackend) -> None:
+        lost, closed, gone, last = await fleet(world, 4)
+        made = await gateway(world, (lost, closed, gone, last), attempts=1)
+        lost.generate_script = [ConnectionLost("x")]
+        for engine in (closed, gone, last):
+            engine.generate_script = [ConnectTimeout("x")]
+        for number in range(3):
+            with pytest.raises(SeatrialError):
+                await made.generate(request(number))
+        await made.close_admission(closed.address, "drain")
+        await made.remove_replica(gone.address)
+        with pytest.raises(ConnectTimeout):
+            await made.generate(request(3))
+        assert {v.address.name: v.routable for v in await made.engines()} == {
+            "engine-0": False, "engine-1": False, "engine-3": True,
+        }  # fmt: skip
+        await made.remove_replica(last.address)
+        assert not any(v.routable for v in await made.engines())
+
+    run(body)
+
+
 def test_the_only_routable_replica_is_not_tried_again() -> None:
     async def body(world: FakeBackend) -> None:
         (one,) = await fleet(world, 1)
