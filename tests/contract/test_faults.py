@@ -77,6 +77,29 @@ class TestProcesses:
         assert told(events, "fault.healed", "satisfied") == [(True,)]
         assert told([e for e in events if e.actor == "counter"], "actor.died", "reason") == [("killed",)]
 
+    def test_sigterm_lets_an_engine_take_requests_until_none_is_left(self, world: FaultedArm) -> None:
+        async def body(backend: Any, faults: Faults) -> None:
+            client = await ready_engine(backend)
+            first = asyncio.ensure_future(client.generate(request(1, 400)))
+            await faults.busy("engine-0")
+            term = faults.inject("sigterm", "engine-0", must_hit={"in_flight": 1}, transient=True)
+            assert term.healed and term.satisfied()
+            assert (await client.generate(request(2))).finish_reason == "length"  # taken all the same
+            assert (await client.get("/ready"))[0] == 200 and (await client.get("/health"))[0] == 503
+            assert (await first).completion_tokens == 400
+            async with asyncio.timeout(20):
+                while await backend.engines.alive("engine-0"):
+                    await asyncio.sleep(0.1)
+            await backend.spawn(Counter, name="counter")
+            with pytest.raises(faults.refused, match="is no engine"):
+                faults.inject("sigterm", "counter", transient=True)
+
+        events = world.run(body)
+        of_engine = [event for event in events if event.actor == "engine-0"]
+        assert told(of_engine, "actor.died", "reason") == [("exited",)]
+        order = [event.kind for event in of_engine if event.kind in ("engine.leaving", "engine.accepted")]
+        assert order == ["engine.accepted", "engine.leaving", "engine.accepted"]
+
     def test_restart_empty_forgets_everything(self, world: FaultedArm) -> None:
         async def body(backend: Any, faults: Faults) -> None:
             client = await ready_engine(backend)
