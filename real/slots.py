@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Any, NamedTuple
 
 import ray
@@ -57,7 +57,12 @@ def cpus() -> int:
 
 
 def in_slots(
-    work: type, arguments: tuple[Any, ...], items: Sequence[int], most: int | None, batch: int
+    work: type,
+    arguments: tuple[Any, ...],
+    items: Sequence[int],
+    most: int | None,
+    batch: int,
+    tell: Callable[[str], None] = lambda _: None,
 ) -> Generator[tuple[int, Any], None, None]:
     """(item, result) of every item as they come; the result is :class:`Abandoned` where nobody could answer.
 
@@ -67,11 +72,13 @@ def in_slots(
         items: all different.
         most: actors at a time; None: one a CPU of the cluster.
         batch: items that an actor is given at once.
+        tell: called with a line for people when an actor was lost.
 
     Raises:
         WorkFailed: ``work`` raised, or no actor could be started in five minutes.
     """
-    pool = _Pool(ray.remote(num_cpus=1, max_restarts=0, scheduling_strategy="SPREAD")(work), arguments, items, most)
+    kind = ray.remote(num_cpus=1, max_restarts=0, scheduling_strategy="SPREAD")(work)
+    pool = _Pool(kind, arguments, items, most, tell)
     try:
         while pool.todo or any(slot.open for slot in pool.slots):
             pool.fill(batch)
@@ -82,7 +89,15 @@ def in_slots(
 
 
 class _Pool:
-    def __init__(self, kind: Any, arguments: tuple[Any, ...], items: Sequence[int], most: int | None) -> None:
+    def __init__(
+        self,
+        kind: Any,
+        arguments: tuple[Any, ...],
+        items: Sequence[int],
+        most: int | None,
+        tell: Callable[[str], None],
+    ) -> None:
+        self._tell = tell
         self.todo: deque[int] = deque(items)
         self.slots: list[_Slot] = []
         self._kind = kind
@@ -141,6 +156,7 @@ class _Pool:
 
     def _lost(self, slot: _Slot, how: str) -> Generator[tuple[int, Any], None, None]:
         slot.end()
+        self._tell(f"a worker is lost ({how}); {len(slot.open)} that it had not answered are given to others")
         if slot.open:
             first = slot.open[0]  # the one that it was at work on
             self._losses[first] = losses = self._losses.get(first, 0) + 1

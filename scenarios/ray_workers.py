@@ -8,6 +8,8 @@ same result wherever it runs.
 from __future__ import annotations
 
 import contextlib
+import os
+import sys
 from collections import deque
 from collections.abc import Generator, Iterator
 from typing import Any
@@ -40,7 +42,7 @@ def run_on_ray(
 
         batch = max(1, min(_BATCH, len(seeds) // (4 * (most or max(1, cpus())))))
         try:
-            with contextlib.closing(in_slots(SeedHost, (request,), seeds, most, batch)) as results:
+            with contextlib.closing(in_slots(SeedHost, (request,), seeds, most, batch, _tell)) as results:
                 for seed, result in results:
                     if isinstance(result, Abandoned):
                         yield Lost(seed, f"{result.losses} actors were lost at work on it, at last by {result.how}")
@@ -63,14 +65,20 @@ def _connected(scenario: Scenario, address: str) -> Iterator[None]:
         raise BadInput(f"--ray: {problem}")
     if address != "auto" and not address.rpartition(":")[2].isdigit():
         raise BadInput(f"--ray {address}: write it as host:port, the address of the cluster's head, or as auto")
-    try:
-        connect(address, "", packages_of(scenario))
-    except ClusterFailed as error:
-        raise BadInput(f"{error}; start one with: ray start --head") from error
-    try:
-        yield
-    finally:
-        disconnect()
+    # Ray prints on stdout what it thinks of the death of a node; stdout is for results.
+    with open(os.devnull, "w", encoding="utf-8") as nowhere, contextlib.redirect_stdout(nowhere):
+        try:
+            connect(address, "", packages_of(scenario))
+        except ClusterFailed as error:
+            raise BadInput(f"{error}; start one with: ray start --head") from error
+        try:
+            yield
+        finally:
+            disconnect()
+
+
+def _tell(line: str) -> None:
+    print(line, file=sys.stderr)
 
 
 class SeedHost:

@@ -1,8 +1,9 @@
 """A sweep on a Ray cluster of several raylets: ``python -m tests.bench.ray_sweep [SEEDS] [SCENARIO] [--lose]``.
 
-Starts a Ray of its own: a head without CPUs, and one raylet a core of this machine. Says how many seeds an hour that
-makes beside one process alone, before and after, on the same seeds; with ``--lose`` one raylet is killed in the middle,
-and seeds must be counted exactly once all the same. One JSON document on stdout, one line of people's text on stderr.
+Starts a Ray of its own: a head without CPUs, and one raylet a core of this machine. Says how many seeds a second that
+makes beside one process alone and beside as many workers (``--jobs``), before and after, on the same seeds. With
+``--lose`` one raylet is killed in the middle, and seeds must be counted exactly once all the same. One JSON document on
+stdout, one line for people on stderr.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from scenarios.load import load
+from scenarios.load import Scenario, load
 from scenarios.ray_workers import run_on_ray
 from scenarios.sweep import run_seed
-from scenarios.workers import Lost
+from scenarios.workers import Lost, run_in_workers
 from tests.real.local_ray import environment
 
 _WARM_UP = 4  # results a raylet until all workers run
@@ -47,11 +48,27 @@ def alone(name: str, seeds: range) -> float:
     return len(seeds) / (time.perf_counter() - began)
 
 
+def in_workers(name: str, seeds: range, jobs: int) -> float:
+    """Seeds a second of ``--jobs``, once all of them run."""
+    scenario = load(name)
+    times = [time.perf_counter() for _ in run_in_workers(request_of(scenario), seeds, jobs, 16)]
+    return rate_of(times, _WARM_UP * jobs)
+
+
+def rate_of(times: list[float], warm_up: int) -> float:
+    """Results a second, without the first ones."""
+    return (len(times) - warm_up) / (times[-1] - times[warm_up - 1])
+
+
+def request_of(scenario: Scenario) -> dict[str, Any]:
+    """What a worker needs to know."""
+    return {"text": scenario.text, "source": scenario.source, "folder": str(scenario.folder), "hang_after_s": None}
+
+
 def measured(name: str, seeds: range, raylets: int, *, lose: bool) -> dict[str, Any]:
     """What a sweep on Ray made of the seeds."""
     scenario = load(name)
-    request = {"text": scenario.text, "source": scenario.source, "folder": str(scenario.folder), "hang_after_s": None}
-    warm = _WARM_UP * raylets
+    request = request_of(scenario)
     digests: list[tuple[int, str]] = []
     times: list[float] = []
     lost: list[str] = []
@@ -75,7 +92,7 @@ def measured(name: str, seeds: range, raylets: int, *, lose: bool) -> dict[str, 
         "first_result_s": round(times[0], 2),
         "longest_gap_s": round(max(gaps), 2),
         "wall_s": round(times[-1], 2),
-        "seeds_per_s": round((len(times) - warm) / (times[-1] - times[warm - 1]), 2) if len(times) > warm else None,
+        "seeds_per_s": round(rate_of(times, _WARM_UP * raylets), 2),
     }
 
 
@@ -90,23 +107,25 @@ def main() -> None:
     os.environ.update(environment())
     seeds = range(1, asked.seeds + 1)
     some = seeds[: max(1, asked.seeds // 4)]
-    before = alone(asked.scenario, some)
+    before = alone(asked.scenario, some), in_workers(asked.scenario, seeds, asked.raylets)
     found = measured(asked.scenario, seeds, asked.raylets, lose=asked.lose)
-    after = alone(asked.scenario, some)
+    after = in_workers(asked.scenario, seeds, asked.raylets), alone(asked.scenario, some)
     digests = found.pop("digests")
-    one = (before + after) / 2
-    rate = found["seeds_per_s"]
+    one, workers = (before[0] + after[1]) / 2, (before[1] + after[0]) / 2
     found |= {
         "scenario": asked.scenario,
         "raylets": asked.raylets,
-        "alone_per_s": [round(before, 2), round(after, 2)],
-        "times_one_process": None if rate is None else round(rate / one, 2),
+        "alone_per_s": [round(before[0], 2), round(after[1], 2)],
+        "workers_per_s": [round(before[1], 2), round(after[0], 2)],
+        "times_one_process": round(found["seeds_per_s"] / one, 2),
+        "times_workers": round(found["seeds_per_s"] / workers, 2),
         "same_as_alone": all(run_seed(load(asked.scenario), seed).digest == digests[seed] for seed in some[:3]),
     }
     print(json.dumps(found))
     print(
         f"{found['counted']} of {found['seeds']} seeds counted, {found['distinct']} distinct, "
-        f"{found['times_one_process']} times one process on {asked.raylets} raylets",
+        f"{found['times_one_process']} times one process on {asked.raylets} raylets, {found['times_workers']} times "
+        f"--jobs {asked.raylets}",
         file=sys.stderr,
     )
 
