@@ -24,7 +24,7 @@ from analysis.checks.criteria import (
     Reached,
 )
 from analysis.checks.ledger import Ledger
-from analysis.checks.publishing_criteria import DistinctWeights, SessionsAcrossUpdates, TurnsAtVersions
+from analysis.checks.publishing_criteria import DistinctWeights, PrefixHits, SessionsAcrossUpdates, TurnsAtVersions
 from analysis.checks.traces_criteria import CleanupsKeptOthers, RecordedBetween
 from analysis.checks.training_criteria import TrainingContinues
 from analysis.errors import BadInput
@@ -67,6 +67,7 @@ CRITERIA: dict[str, Entry] = {
         TurnsAtVersions,
         SessionsAcrossUpdates,
         DistinctWeights,
+        PrefixHits,
         CleanupsKeptOthers,
         RecordedBetween,
         autoscaler_criteria.Decided,

@@ -400,3 +400,16 @@ class EvaluatorConfig(ComponentConfig):
     """Of one evaluation."""
     interval_s: Seconds = 2.0
     """From the end of an evaluation to the next one."""
+
+
+class RolloutScalingConfig(ComponentConfig):
+    """``protocol.rollout.elastic.RolloutScaling`` (scaling.md 7), beside the time-outs of ``LifecycleConfig``."""
+
+    drain_sleep_s: SecondsOrNone = 5.0
+    """One wait for all victims of an operation together, after the gateway has let go of them."""
+    export_prefix: str = "exports"
+    """Where the weights are that a new replica is given; without any export it serves its own."""
+    message_chars: Annotated[int, Field(ge=16, le=100_000)] = 300
+    """Longest text of a failure."""
+    max_history: Count = 1024
+    """Terminal operations that are kept."""

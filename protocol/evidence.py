@@ -247,8 +247,8 @@ _declare("run.step", "world", "A scenario step fired.",
         held="bool: the process of the triggering event was held until the step was done",
         late_ns="int: how long after the asked instant; 0 in sim")
 _declare("run.healed", "world", "The last fault is healed: from here everything must converge.", faults="int: faults injected")
-_declare("run.tail", "world", "The log of a process has no proper end: a death cut its last line short, or it wrote nothing of its death.", ("real",),
-        process="str: name/incarnation", what="str: torn or silent", detail="str: text")
+_declare("run.tail", "world", "Evidence is missing: a death cut a last line short, a process wrote nothing of its death, or the disk was full.", ("real",),
+        process="str: name/incarnation; driver/0 where it is anybody's", what="str: torn, silent or unwritten", detail="str: text")
 _declare("run.wait", "world", "One edge of the who-waits-for-whom report of a deadlock.",
         waiter="str: task", waits_for="str: what", should_wake="str: who holds it or should have answered")
 _declare("run.anomaly", "world", "Something asyncio would only have logged: fails an invariant.",
@@ -516,7 +516,6 @@ _declare("foreign.engines", "world", "The engines of the service as its API list
         initial="bool: nothing was scaled yet", whole="bool: no engine that was listed is left out here")
 _declare("foreign.decision", "world", "A decision in the history of an autoscaler.", ("imported",), action="str: scale_out or scale_in",
         operation="str: id", conditions="json: that it names", frame="json: the metrics that it stands on", round="str: a or b")
-_declare("foreign.progress", "world", "A training job got on.", ("imported",), what="str: step, step_end, rollout or finished", id="str: number, empty without one")
 _declare("foreign.phase", "world", "A phase of the load began.", ("imported",), name="str: LOW, HIGH, STEADY, LOW_AGAIN or end")
 _declare("foreign.document", "world", "Something that a page beside the imported run states, and what is so.", ("imported",), name="str: page",
         about="str: pin, commit, claim, route or field", subject="str: of what", stated="str: there", found="str: in fact, empty where nothing was")

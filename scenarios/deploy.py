@@ -240,7 +240,7 @@ async def spawn_clients(scenario: Scenario, services: dict[str, Service], seed: 
                 assert service.publishing is not None  # the scenario was checked
                 spawns.append(
                     port.spawn(
-                        AgentClient, workload, number, share, seed, service.publishing.router,
+                        AgentClient, workload, number, share, seed, service.publishing.entry,
                         service.publishing.controller, _block_tokens(scenario, workload.service), name=name,
                     )
                 )  # fmt: skip

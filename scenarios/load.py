@@ -369,6 +369,8 @@ def process_names(model: ScenarioModel) -> list[str]:
             names += [f"entrypoint-{service}-{number}" for number in range(spec.initial_replicas)]
             if spec.publishing.gates:
                 names += [f"gate-{service}-{number}" for number in range(spec.initial_replicas)]
+            if spec.publishing.proxy is not None:
+                names += [f"proxy-{service}", f"registrations-{service}"]
             if spec.publishing.update.transport != "disk":
                 names += [f"rendezvous-{service}"]
                 names += [f"rank-{service}-{number}" for number in range(spec.publishing.update.ranks)]

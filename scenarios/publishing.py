@@ -24,6 +24,7 @@ from protocol.training.ranks import TrainingRank
 from protocol.training.rendezvous import Rendezvous
 from protocol.training.weight_sync import WeightSync
 from scenarios.faults import PublishParams
+from scenarios.proxy import Front, deploy_proxy
 from scenarios.schema import PublishingModel, ServiceModel
 
 _ANSWER_S = 30.0
@@ -42,11 +43,19 @@ class Publishing:
     operator: PublicationOperator
     ranks: tuple[ActorHandle, ...] = ()
     """Training ranks and where they meet."""
+    front: Front | None = None
+    """The routed proxy, where there is one."""
+
+    @property
+    def entry(self) -> ActorHandle:
+        """Whom agents talk to."""
+        return self.router if self.front is None else self.front.proxy
 
     async def actors(self) -> list[ActorHandle]:
         """Every actor of it in its present incarnation, who is asked first to stop first."""
         living = []
-        first = (self.publisher, self.router, self.controller)
+        front = () if self.front is None else (self.front.registrations, self.front.proxy)
+        first = (*front, self.publisher, self.router, self.controller)
         for handle in (*first, *self.ranks, *self.entrypoints, *self.gates):
             try:
                 living.append(await backend().lookup(handle.name))
@@ -126,7 +135,12 @@ async def deploy_publishing(
     )
     if gates:
         await operator.publish(PublishParams(model_step=0))
-    return Publishing(entrypoints, gates, controller, router, publisher, operator, ranks)
+    front = None
+    if model.proxy is not None:
+        front = operator.front = await deploy_proxy(
+            service, model.proxy, classes, backends, router, controller, gateway, node
+        )  # fmt: skip
+    return Publishing(entrypoints, gates, controller, router, publisher, operator, ranks, front)
 
 
 async def _training(
@@ -191,6 +205,7 @@ class PublicationOperator:
         self._service = service
         self._publisher = publisher
         self._router = router
+        self.front: Front | None = None
 
     async def publish(self, params: PublishParams) -> None:
         """Publish a version, with further tries after failures that permit one. Failures are recorded."""
@@ -214,7 +229,9 @@ class PublicationOperator:
                 return
 
     async def snapshot(self, within_s: float) -> None:
-        """Record what the router holds, once nothing is in flight there or the time is up."""
+        """Record what the router holds, once nothing is in flight there or the time is up; and what the proxy has."""
+        if self.front is not None:
+            await self.front.snapshot(within_s)
         ends = asyncio.get_running_loop().time() + within_s
         while True:
             seen = await self._ask()

@@ -159,6 +159,7 @@ def _impossible(scenario: Scenario, options: RealOptions) -> Iterator[str]:
         if step.when is not None and deaf_to([step.when.event]):
             place = scenario.place(("steps", number, "when", "event"))
             yield f"{place}: no process of the real world emits {step.when.event!r}; the step would wait for ever"
+    yield from _no_ranks(scenario)
     if options.http_port is not None:
         yield from _http_problems(scenario, options.http_port)
     for number in range(len(model.network.links)):
@@ -177,6 +178,14 @@ def _http_problems(scenario: Scenario, port: int) -> Iterator[str]:
             wanted.bind(("127.0.0.1", port))
         except OSError as error:
             yield f"--http {port}: cannot listen there ({error.strerror or error}); 0 takes any free port"
+
+
+def _no_ranks(scenario: Scenario) -> Iterator[str]:
+    for name, service in scenario.model.topology.services.items():
+        transport = "disk" if service.publishing is None else service.publishing.update.transport
+        if transport != "disk":
+            place = scenario.place(("topology", "services", name, "publishing", "update", "transport"))
+            yield f"{place}: {transport!r} needs training ranks beside the engines, which no real run has; use 'disk'"
 
 
 def _fault_problem(step: StepModel, options: RealOptions, nodes: int) -> str:
@@ -225,6 +234,7 @@ def _actors(service: ServiceModel) -> int:
         count += 3 + 2 * (service.scaling.autoscaler is not None)
     if service.publishing is not None:
         count += 3 + service.initial_replicas * (1 + service.publishing.gates)
+        count += 2 * (service.publishing.proxy is not None)
         if service.publishing.update.transport != "disk":
             count += 1 + service.publishing.update.ranks
     return count

@@ -39,8 +39,8 @@ from scenarios.steps import StepModel
 
 COMPONENTS = ("gateway", "health", "recovery", "exporter", "admin", "trainer", "scale_manager", "scale_api",
               "autoscaler", "gate", "entrypoint", "controller", "affinity", "publisher", "judge",
-              "weight_sync", "rank", "trace_store", "replay_buffer", "producer", "learner", "train_worker",
-              "evaluator")  # fmt: skip
+              "weight_sync", "rank", "registrations", "trace_store", "replay_buffer", "producer", "learner",
+              "train_worker", "evaluator")  # fmt: skip
 """Names under ``components``: a class of the user's own in place of ours, ``module:Class``."""
 
 
@@ -88,6 +88,18 @@ class ScalingModel(SpecModel):
     _keys = field_validator("api", "lifecycle", "autoscaler", mode="before")(_known_config_keys)
 
 
+class ProxyModel(SpecModel):
+    """A routed proxy of somebody else's before the entrypoints: agents reach it; it is told which backends exist."""
+
+    registrations: config.ProxyConfig = config.ProxyConfig()
+    registers: Literal["router", "entrypoints"] = "router"
+    """The affinity router alone, or every entrypoint by itself."""
+    busy_answers: CountOrZero = 0
+    """So many admin POSTs, the first ones after the start, are answered with 503 and do nothing."""
+
+    _keys = field_validator("registrations", mode="before")(_known_config_keys)
+
+
 class PublishingModel(SpecModel):
     """Weights are published under live agents: an entrypoint before each replica, a controller, an affinity router."""
 
@@ -99,6 +111,7 @@ class PublishingModel(SpecModel):
     affinity: config.AffinityConfig = config.AffinityConfig()
     update: config.WeightSyncConfig = config.WeightSyncConfig()
     """How the weights of a version get into the engines."""
+    proxy: ProxyModel | None = None
 
     _keys = field_validator("gate", "entrypoint", "controller", "affinity", "update", mode="before")(
         _known_config_keys
@@ -210,6 +223,7 @@ _CONFIGS: dict[str, type[config.ComponentConfig]] = {
     "learner": config.LearnerConfig,
     "evaluator": config.EvaluatorConfig,
     "update": config.WeightSyncConfig,
+    "registrations": config.ProxyConfig,
     "judge": config.JudgeConfig,
 }
 

@@ -30,6 +30,7 @@ from analysis.checks.engines import (
 from analysis.checks.judging import SeedFromContent
 from analysis.checks.ledger import Ledger
 from analysis.checks.processes import EveryWaitEnds, NoCrash, NoUseAfterDeath
+from analysis.checks.proxy import ProxyFollowsTheFleet, ProxyPostDeliveredOnce, ProxyProbe, ProxyRegisteredOnce
 from analysis.checks.publication_order import PublicationOrder
 from analysis.checks.publishing import (
     NoUpdateUnderLease,
@@ -113,6 +114,10 @@ INVARIANTS: tuple[type[Check], ...] = (
     NothingRunsOnPartWeights,
     EveryRankLeaves,
     MemoryOrder,
+    ProxyRegisteredOnce,
+    ProxyPostDeliveredOnce,
+    ProxyFollowsTheFleet,
+    ProxyProbe,
     AutoscalerKeepsBounds,
     AutoscalerCooldown,
     AutoscalerOneRequest,

@@ -25,8 +25,8 @@ class PublicationOrder(Check):
     """Every seal before any drain, drain before update, update before install, install before continue, then reopen.
 
     Over all entrypoints of a service, at each of its publications (C-I1). An entrypoint may be left out of a resumption
-    as a whole: nothing is installed there then, and its gate stays closed, until that call has ended. The gates that are
-    opened are over replicas that serve one version, and none of these is paused (G-I6, W-I1).
+    as a whole: nothing is installed there then, and its gate stays closed, until that call has ended. The gates that
+    are opened are over replicas that serve one version, and none of these is paused (G-I6, W-I1).
     """
 
     name = "publication_order"

@@ -72,7 +72,7 @@ class TurnOfOneVersion(Check):
 class NoUpdateUnderLease(Check):
     """No weight update starts while a lease is active or a turn runs on any entrypoint of the service (G-I1, W-I3).
 
-    A process that replaces a dead one is given its weights before anybody is sent to it; that is no update of the fleet.
+    A process that replaces a dead one is given its weights before anybody is sent to it: no update of the fleet.
     """
 
     name = "no_update_under_lease"

@@ -94,6 +94,35 @@ class SessionsAcrossUpdates(Criterion[AtLeast]):
         return f"{self._across} of {self.judged} episodes"
 
 
+class PrefixHits(Criterion[AtLeast]):
+    """Generations that began with a cached prefix: without any, nothing is shown of what a cache may be used for."""
+
+    name = "prefix_hits"
+    expected = "at least the stated number of generations with cached tokens"
+    model = AtLeast
+
+    def __init__(self, ledger: Ledger, parameters: AtLeast) -> None:
+        super().__init__(ledger, parameters)
+        self._hits = 0
+        self._last = 0
+
+    def handlers(self) -> dict[str, Handler]:
+        return {"engine.finished": self._on_finished}
+
+    def _on_finished(self, event: Event) -> None:
+        self.judged += 1
+        self._hits += event.data["cached_tokens"] > 0
+        self._last = event.seq
+
+    def conclude(self) -> None:
+        if self.judged and self._hits < self.parameters.at_least:
+            short = self.violation if self.ledger.ended else self.doubt
+            short(f"{self._hits} of {self.judged} generations used a cached prefix", self._last)
+
+    def observed(self) -> str:
+        return f"{self._hits} of {self.judged} generations"
+
+
 class DistinctWeights(Criterion[AtLeast]):
     """The updates are real: so many distinct weights were served, each under a version of its own (E1)."""
 

@@ -229,6 +229,12 @@ class RolloutController:
         snapshots = await self._snapshots(tuple(self._members.values()), deadline)
         self._refuse_poisoned(snapshots)
 
+    async def closed_gates(self) -> tuple[str, ...]:
+        """The entrypoints whose gates are not open now. Raises BarrierError, *unknown*, when one does not answer."""
+        deadline = self._deadline(None, self._config.call_timeout_s)
+        snapshots = await self._snapshots(tuple(self._members.values()), deadline)
+        return tuple(name for name, snapshot in snapshots.items() if not snapshot.open)
+
     async def retire_route_sessions(self, session_ids: tuple[str, ...]) -> None:
         """The episodes are over: their sessions are routed no more. Idempotent. Raises as a call of the router does."""
         if self._router is not None:

@@ -3,6 +3,8 @@
 Registration is not idempotent, so one of unknown outcome is never made again blindly: that URL is deleted first. What
 is *wanted* is set at once, by whoever learns of it; the POSTs follow in the background, one at a time, so that no
 caller and no lock of one waits for a slow proxy. What failed is tried again every ``retry_interval_s``.
+
+Which entrypoints are active is asked of the gateway: nobody who judges or replaces replicas calls anything here.
 """
 
 from __future__ import annotations
@@ -17,7 +19,8 @@ from protocol.errors import HttpError, Outcome, SeatrialError
 from protocol.messages import AdminReply
 from protocol.ports import ActorHandle, backend
 from protocol.serving.admin import post_once
-from protocol.serving.peer import Peer
+from protocol.serving.gateway import ReplicaView
+from protocol.serving.peer import PEER_LOST, Peer
 
 NEW = "/v1/models/new"
 DELETE = "/v1/models/delete"
@@ -45,12 +48,24 @@ class ProxyRegistrations:
         config: model name, time-outs, attempts.
         proxy: where the POSTs go.
         controller: handle of the RolloutController, asked whether gates are closed, and to retire the probe's session.
+        gateway: handle of the Gateway, asked which replicas are routed to; None: only its callers say so.
+        urls: (replica, URL) pairs of the entrypoints, for that.
     """
 
-    def __init__(self, config: ProxyConfig, proxy: ProxyPort, controller: ActorHandle | None = None) -> None:
+    def __init__(
+        self,
+        config: ProxyConfig,
+        proxy: ProxyPort,
+        controller: ActorHandle | None = None,
+        gateway: ActorHandle | None = None,
+        urls: tuple[tuple[str, str], ...] = (),
+    ) -> None:
         self._config = config
         self._proxy = proxy
         self._controller = None if controller is None else Peer(controller, _RETIRE_S)
+        self._gateway = None if gateway is None else Peer(gateway, _RETIRE_S)
+        self._urls = urls
+        self._active = dict.fromkeys(url for _, url in urls)
         self._wanted: dict[str, None] = {}
         self._registered: dict[str, None] = {}
         """What the proxy has, or may have: a URL of which a registration or deletion is of unknown outcome is here."""
@@ -58,13 +73,16 @@ class ProxyRegistrations:
         """Of those, the ones that must be deleted before they can be registered again."""
         self._one_at_a_time = asyncio.Lock()
         self._work: dict[asyncio.Task[None], None] = {}
-        self._retries: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
-        self._retries = backend().periodic(self._config.retry_interval_s, self._reconcile, name="proxy-retry")
+        port = backend()
+        self._tasks.append(port.periodic(self._config.retry_interval_s, self._reconcile, name="proxy-retry"))
+        if self._gateway is not None:
+            self._tasks.append(port.periodic(self._config.follow_interval_s, self._follow, name="proxy-follow"))
 
     async def stop(self) -> None:
-        for task in (*self._work, *([self._retries] if self._retries is not None else [])):
+        for task in (*self._work, *self._tasks):
             task.cancel()
 
     async def replace_registered_session_urls(self, urls: tuple[str, ...]) -> None:
@@ -107,8 +125,12 @@ class ProxyRegistrations:
         """
         if not self._registered:
             return
-        if self._controller is not None and await self._controller.call("barrier") is not None:
-            raise SeatrialError("no probe while a publication barrier exists", outcome=Outcome.NOT_DONE)
+        if self._controller is not None:
+            if await self._controller.call("barrier") is not None:
+                raise SeatrialError("no probe while a publication barrier exists", outcome=Outcome.NOT_DONE)
+            closed: tuple[str, ...] = await self._controller.call("closed_gates")
+            if closed:
+                raise SeatrialError(f"no probe while the gate of {closed[0]} is closed", outcome=Outcome.NOT_DONE)
         config = self._config
         for attempt in range(config.probe_attempts):
             if attempt:
@@ -137,6 +159,24 @@ class ProxyRegistrations:
         finally:
             if self._controller is not None:
                 await self._controller.call("retire_route_sessions", (session,))
+
+    # --- who is active ---
+
+    async def _follow(self) -> None:
+        """Learn from the gateway who has become inactive or active since the last look."""
+        assert self._gateway is not None
+        try:
+            views: tuple[ReplicaView, ...] = await self._gateway.call("engines")
+        except PEER_LOST:
+            return
+        routed = {view.address.name for view in views if view.routable}
+        now = dict.fromkeys(url for replica, url in self._urls if replica in routed)
+        gone, back = _missing(self._active, now), _missing(now, self._active)
+        self._active = now
+        if gone:
+            await self.group_inactive(tuple(gone))
+        if back:
+            await self.group_recovered(tuple(back))
 
     # --- the table ---
 
