@@ -46,11 +46,10 @@ def _all_rollouts(facts: Facts, stated: Stated) -> Any:
 
 def _finished(facts: Facts, _: Stated) -> Any:
     in_, ends = nth(facts, "scale_in"), facts.progress.get("finished", {})
-    training = [at for name, at in ends.items() if "training" in name.lower()] or list(ends.values())
     return (
         UNKNOWN
         if in_ is None or in_.ended_s is None or not facts.progress
-        else any(at > in_.ended_s for at in training)
+        else any(at > in_.ended_s for at in ends.values())
     )
 
 

@@ -101,7 +101,9 @@ class Facts:
             "foreign.phase": self._entered,
             "foreign.decision": self._decision,
             "foreign.resources": self._resources,
-            "foreign.progress": self._progressed,
+            "train.step": self._step,
+            "train.rollout": lambda event: self._progressed("rollout", event, event.data["rollout"]),
+            "train.finished": lambda event: self._progressed("finished", event, ""),
         }
 
     def all_of(self, direction: str, actor: str | None = None) -> list[Operation]:
@@ -189,5 +191,8 @@ class Facts:
     def _resources(self, event: Event) -> None:
         self.resources.append(event)
 
-    def _progressed(self, event: Event) -> None:
-        self.progress.setdefault(event.data["what"], {}).setdefault(event.data["id"], event.t_s)
+    def _step(self, event: Event) -> None:
+        self._progressed("step" if event.data["what"] == "started" else "step_end", event, event.data["step"])
+
+    def _progressed(self, what: str, event: Event, number: object) -> None:
+        self.progress.setdefault(what, {}).setdefault(str(number), event.t_s)

@@ -245,12 +245,16 @@ class Course:
             if operation.over is not None:
                 state, at = operation.over
                 if operation.dirty_s is not None:
-                    phases.append(_seconds(f"{name} asked -> {state}, not clean", operation.dirty_s - operation.asked_s))
+                    phases.append(
+                        _seconds(f"{name} asked -> {state}, not clean", operation.dirty_s - operation.asked_s)
+                    )
                     if operation.clean_s is not None:
                         phases.append(_seconds(f"{name} asked -> clean", operation.clean_s - operation.asked_s))
                 else:
                     calls = [self._ended[call] for call in operation.open_calls if call in self._ended]
-                    text = f"{name} asked -> {state}" + (", calls answered" if operation.direction == "scale_in" else "")
+                    text = f"{name} asked -> {state}" + (
+                        ", calls answered" if operation.direction == "scale_in" else ""
+                    )
                     end = max([at, *calls]) if operation.direction == "scale_in" else at
                     phases.append(_seconds(text, end - operation.asked_s))
             for number, (fault, at, calls_open, waits) in enumerate(self._faults, 1):
@@ -277,7 +281,11 @@ class Course:
     def _totals(self) -> list[Figure]:
         count = self._count or self._stated.get("requests", 0)
         totals = [Figure("requests", count, "1", "total"), Figure("requests failed", self._failed, "1", "total")]
-        totals += [Figure(f"{one.name} reconciles refused", one.refused, "1", "total") for one in self._operations.values() if one.refused]
+        totals += [
+            Figure(f"{one.name} reconciles refused", one.refused, "1", "total")
+            for one in self._operations.values()
+            if one.refused
+        ]
         if self._operations:
             totals.append(Figure("operations", len(self._operations), "1", "total"))
         if self._faults:
@@ -295,7 +303,9 @@ class Course:
                 value = ordered[min(len(ordered) - 1, int(share * len(ordered)))]
                 metrics.append(Figure(f"latency {key}", value, "s", "metric"))
             metrics.append(Figure("latency mean", sum(ordered) / len(ordered), "s", "metric"))
-        metrics += [Figure(key, value, "s", "metric") for key, value in self._stated.items() if key.startswith("latency")]
+        metrics += [
+            Figure(key, value, "s", "metric") for key, value in self._stated.items() if key.startswith("latency")
+        ]
         for number, name in enumerate(self._calls(), 1):
             metrics.append(Figure(f"call {number}", name, "s", "metric"))
         if self._latencies_known and self._first_s is not None and self._last_s > self._first_s and self._count >= 20:

@@ -132,7 +132,9 @@ class _Names:
             "engine.ready": lambda e: self._of_struck(e.actor, "ready"),
             "gateway.unroutable": lambda e: self._of_struck(e.data["replica"], "unroutable"),
             "gateway.routable": lambda e: self._of_struck(e.data["replica"], "routable"),
-            "health.changed": lambda e: self._of_struck(e.data["replica"], "healthy" if e.data["healthy"] else "unhealthy"),
+            "health.changed": lambda e: self._of_struck(
+                e.data["replica"], "healthy" if e.data["healthy"] else "unhealthy"
+            ),
             "recovery.began": lambda e: self._of_struck(e.data["replica"], "recovery began"),
             "recovery.step": lambda e: self._of_struck(e.data["replica"], f"recovery: {e.data['stage']}"),
             "publication.asked": lambda e: f"publication {e.data['model_step']} asked",

@@ -110,6 +110,7 @@ class Driver:
             "gpu_snapshot": self._gpu_snapshot,
             "round_a_resources": self._round_resources,
             "round_b_resources": self._round_resources,
+            "round_b_scaled_out": self._by_hand,
             "cleanup_result": self._cleanup,
             "load_stopped": self._load,
             "verdicts": self._verdicts,
@@ -222,6 +223,15 @@ class Driver:
             t_s, direction, direction, target=target, timeout_s=number(record.get("timeout_secs")),
             admitted=str(operation) if named else "", state=state, current=whole(record.get("current")),
         )  # fmt: skip
+
+    def _by_hand(self, t_s: float, record: Record) -> None:
+        """Round B's scale-out, of which only the end is on record: it was asked for when round A was over."""
+        began, operation = self.times.get("round_a_resources"), "round-b-by-hand"
+        if began is not None:
+            initial = max(1, len(self.replicas.initial))
+            state = "ACTIVE" if record.get("active") is True else ""
+            self.builder.asked(began, "scale_out", "scale_out", target=initial + 1, admitted=operation, state="PENDING")
+            self.builder.asked(t_s, "status", "scale_out", operation, state=state)
 
     def _state(self, t_s: float, direction: str, record: Record) -> None:
         operation, state = self._operations.get(direction), text(record.get("status"), 40)

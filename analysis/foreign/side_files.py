@@ -165,26 +165,37 @@ def training(files: Files, builder: Builder, offset: float) -> None:
         kind, at_s = str(row.get("kind", "")), float(row["ts"]) - offset
         found = _STEP.match(kind)
         if found:
-            what, number_ = found.group(1).lower(), str(int(found.group(2)))
+            what, number_ = found.group(1).lower(), str(int(found.group(2)[:9]))
             seen.setdefault((what, number_), at_s)
         elif "finished" in kind.lower():
             ends.append((at_s, text(kind, 60)))
         else:
             files.read[TRAINING].notes.append(f"{text(kind, 40)!r} is neither a step nor a rollout and was left out")
+    read = files.mapping(REANALYSIS)
+    saved = read.get("sample_integrity")
+    counts = saved.get("saved_counts") if isinstance(saved, dict) else None
     for (what, number_), at_s in seen.items():
-        builder.add(at_s, "foreign.progress", "trainer", what=what, id=number_)
+        index = int(number_)
+        if what == "step":
+            builder.add(at_s, "train.step", "trainer", step=index, what="started")
+        else:
+            known = counts[index] if isinstance(counts, list) and index < len(counts) else 0
+            builder.add(at_s, "train.rollout", "trainer", rollout=index, samples=whole(known) or 0, judged=0)
+    steps = sum(what == "step" for what, _ in seen)
     for at_s, kind in ends:
-        builder.add(at_s, "foreign.progress", "trainer", what="finished", id=kind)
+        if "training" in kind.lower():
+            builder.add(at_s, "train.finished", "trainer", steps=steps)
+        else:
+            builder.add(at_s, "foreign.event", "trainer", name="finished", payload={"said": kind})
     if lines > len(seen) + len(ends):
         files.read[TRAINING].notes.append(f"{lines} lines tell of {len(seen)} steps and rollouts; each counts once")
-    read = files.mapping(REANALYSIS)
     timelines = read.get("step_timelines")
     ended: Any = timelines.get("step_execution_end") if isinstance(timelines, dict) else None
     epochs = ended.get("epochs") if isinstance(ended, dict) else None
     for number_, epoch in epochs.items() if isinstance(epochs, dict) else ():
         at = number(epoch)
-        if at is not None:
-            builder.add(at - offset, "foreign.progress", "trainer", what="step_end", id=text(number_, 20))
+        if at is not None and number_.isdigit() and len(number_) < 10:
+            builder.add(at - offset, "train.step", "trainer", step=int(number_), what="ended")
     for key in ("sample_integrity", "reward_evidence", "non_benign_error_lines"):
         if key in read:
             builder.add(builder.last_s, "foreign.event", name=f"reanalysis_{key}", payload={"value": read[key]})
