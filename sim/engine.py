@@ -268,8 +268,11 @@ class SimEngine(EngineLifecycle):
         self.after(delay, lambda: self._abort_gone(request))
 
     def _abort_gone(self, request: Request) -> None:
-        if self.live.get(request.rid) is request:
-            self.abort(request.rid)
+        rid = request.rid
+        if self.live.get(rid) is request:
+            if any(other != rid and other.startswith(rid) for other in self.live):
+                self.record("engine.abort_asked", request=rid, everything=False)  # it ends those, too
+            self.abort(rid)
 
     def abort(self, rid: str = "", *, abort_all: bool = False, done: AdminDone | None = None) -> None:
         """POST /abort_request: always 200. A live ``rid`` aborts every request whose id starts with it; an unknown or

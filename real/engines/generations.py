@@ -114,8 +114,11 @@ class Generations:
     async def _stop(self, exchange: asyncio.Task[Any], generation: _Generation, delay: float) -> None:
         await asyncio.sleep(delay)
         if exchange in self._open:
+            rid = generation.rid
+            if any(other.rid != rid and other.rid.startswith(rid) for other in self._open.values()):
+                self._log.answered(0, None, "engine.abort_asked", request=rid, everything=False)  # it ends those, too
             try:
-                async with self._session.post("/abort_request", json={"rid": generation.rid}) as answer:
+                async with self._session.post("/abort_request", json={"rid": rid}) as answer:
                     await answer.read()
             except (aiohttp.ClientError, OSError):
                 pass  # the engine is gone, and the generation with it

@@ -184,6 +184,36 @@ def test_a_vanished_client_is_noticed_late(world: World) -> None:
     assert 4 * S <= world.results["plain"].finished_at_ns - began < 4 * S + 10 * MS  # 3.6 s of wasted decode
 
 
+def test_what_a_vanished_client_ends_of_others_is_evidence(world: World) -> None:
+    for rid in ("rid-1", "rid-10", "other"):
+        world.submit(rid, 20, 480)
+    world.run_for(100 * MS)
+    for rid in ("rid-1", "other"):
+        world.engine.client_gone(rid, streaming=True)
+    world.run_for(1 * S)
+    assert [world.results[rid].finish_reason for rid in ("rid-1", "rid-10", "other")] == ["abort"] * 3
+    asked = [payload for _, what, payload in world.log if what == "engine.abort_asked"]
+    assert asked == [repr({"request": "rid-1", "everything": False})]
+
+
+def test_a_flush_that_makes_a_refused_one_good_is_evidence(world: World) -> None:
+    half_way(world)
+    world.engine.pause("in_place")
+    world.run_for(10 * MS)
+    for number in (1, 2):  # the second changes nothing any more
+        world.engine.load_weights("1", 1000, "hash-1", done=world.reply)
+        world.run_for(1 * S)
+        assert not world.replies[-1][1].success, number
+    world.engine.resume()
+    world.run_for(5 * S)
+    for _ in range(2):
+        world.engine.flush_cache(done=world.reply)
+        world.run_for(100 * MS)
+        assert world.replies[-1][1].success
+    told = [what for _, what, _ in world.log if what in ("engine.weights", "engine.flushed")]
+    assert told == ["engine.weights", "engine.weights", "engine.flushed"]
+
+
 # --- pause ------------------------------------------------------------------------------------------------------------
 
 
