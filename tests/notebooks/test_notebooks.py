@@ -1,4 +1,4 @@
-"""The notebooks run from top to bottom, on the run shipped beside them and on another one."""
+"""The notebooks run from top to bottom: on the run that they make, the one shipped beside them, and another one."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ from tests.analysis.test_outputs import faulty
 NOTEBOOKS = pathlib.Path(__file__).resolve().parents[2] / "notebooks"
 NAMES = sorted(path.stem for path in NOTEBOOKS.glob("*.ipynb"))
 REMAKE = "python -m tests.docs makes the shipped run anew"
+OWN = {"continuity": "train_continuity", "scale_timelines": "autoscaler_cycle"}
+NOTHING = {"continuity": "nothing is trained in this run", "scale_timelines": "nothing is scaled in this run"}
 
 
 def execute(name: str, monkeypatch: pytest.MonkeyPatch) -> nbformat.NotebookNode:
@@ -47,7 +49,7 @@ def test_the_shipped_run_is_unchanged_and_judges_as_stored() -> None:
 
 
 def test_notebooks_are_kept_without_outputs() -> None:
-    assert NAMES == ["continuity", "scale_timeline"]
+    assert NAMES == ["continuity", "scale_timelines"]
     for name in NAMES:
         notebook = nbformat.read(NOTEBOOKS / f"{name}.ipynb", as_version=4)
         assert not printed(notebook) and not pictures(notebook)
@@ -56,10 +58,25 @@ def test_notebooks_are_kept_without_outputs() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
-def test_notebooks_run_on_the_shipped_run(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_notebooks_run_on_the_run_that_they_make(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SEATRIAL_RUN", raising=False)
     notebook = execute(name, monkeypatch)
+    assert f"{OWN[name]}, backend sim, seed 1; changed files: none" in printed(notebook)
+    assert "pass" in printed(notebook) and NOTHING[name] not in printed(notebook)
+    assert pictures(notebook) == 2
+    tables = "".join(output.get("data", {}).get("text/html", "") for cell in notebook.cells
+                     for output in cell.get("outputs", []))  # fmt: skip
+    for word in ("end of the run", "step 7 ended") if name == "continuity" else ("COMPLETED", "token_usage_high"):
+        assert word in tables
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_notebooks_run_on_the_shipped_run(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SEATRIAL_RUN", str(NOTEBOOKS / "tiny_run"))
+    notebook = execute(name, monkeypatch)
     assert "smoke, backend sim, seed 1; changed files: none" in printed(notebook)
+    assert NOTHING[name] in printed(notebook)  # in words, not as an empty picture
     assert pictures(notebook) == 1
 
 
