@@ -43,6 +43,9 @@ class PrefixTree(Generic[V]):
         self._size = 0
         self._without_value = 0
         self._last: tuple[str, _Node[V]] = ("", self._root)
+        self._last_way: tuple[_Node[V], list[V | None]] = (self._root, [])
+        self._forks = False
+        """Some edge is the beginning of one beside it: where a walk ended says nothing of where a longer one goes."""
 
     def __len__(self) -> int:
         """Keys that have a value."""
@@ -59,11 +62,13 @@ class PrefixTree(Generic[V]):
         node, at = self._walk(key)
         if at < len(key):
             child: _Node[V] = _Node(node, key[at:], value)
+            self._forks = self._forks or any(edge.startswith(child.edge) for edge in node.children)
             node.children[child.edge] = child
             self._last = (key, child)
             self._size += 1
             return None
         old, node.value = node.value, value
+        self._last_way = (self._root, [])
         if old is None:
             self._size += 1
             self._without_value -= 1
@@ -76,7 +81,7 @@ class PrefixTree(Generic[V]):
         would lose them.
         """
         node, at = self._walk(text)
-        way = _way(node)
+        way = self._way(node)
         if not self._without_value:
             return text[:at], way  # type: ignore[return-value]  # none of them is None
         values: list[V] = []
@@ -95,7 +100,7 @@ class PrefixTree(Generic[V]):
         node, at = self._walk(key)
         if at != len(key) or node.value is None:
             return None
-        return _way(node)
+        return self._way(node)
 
     def at(self, key: str) -> V | None:
         """The value at exactly ``key``; None: no such key with a value."""
@@ -143,6 +148,7 @@ class PrefixTree(Generic[V]):
             self._without_value -= 1
             node = node.parent
         self._last = ("", self._root)
+        self._last_way = (self._root, [])
         return value
 
     def clear(self) -> list[V]:
@@ -151,12 +157,14 @@ class PrefixTree(Generic[V]):
         self._root = _Node(None, "", None)
         self._size = self._without_value = 0
         self._last = ("", self._root)
+        self._last_way = (self._root, [])
+        self._forks = False
         return values
 
     def _walk(self, text: str) -> tuple[_Node[V], int]:
         """The last node of the longest walk whose edges together are a prefix of ``text``, and their length."""
         key, node = self._last
-        if not text.startswith(key):
+        if self._forks or not text.startswith(key):
             key, node = "", self._root
         at = len(key)
         while (child := node.next(text, at)) is not None:
@@ -165,12 +173,15 @@ class PrefixTree(Generic[V]):
         self._last = (text[:at], node)
         return node, at
 
-
-def _way(node: _Node[V]) -> list[V | None]:
-    """The values from the root's child to ``node``."""
-    values = []
-    while node.parent is not None:
-        values.append(node.value)
-        node = node.parent
-    values.reverse()
-    return values
+    def _way(self, node: _Node[V]) -> list[V | None]:
+        """The values from the root's child to ``node``; those of the last way are known where it goes on from there."""
+        last, known = self._last_way
+        values: list[V | None] = []
+        at = node
+        while at.parent is not None and at is not last:
+            values.append(at.value)
+            at = at.parent
+        values.reverse()
+        way = known + values if at is last else values
+        self._last_way = (node, way)
+        return way[:]

@@ -27,6 +27,9 @@ class RolloutTraceStore:
 
     def __init__(self) -> None:
         self._trees: dict[str, PrefixTree[TokenizedSegment]] = {}
+        # Session to the last match: its last segment, how many there are, and their tokens. What is stored never
+        # changes, so the next match of the same conversation goes on from there.
+        self._matched: dict[str, tuple[TokenizedSegment | None, int, tuple[int, ...]]] = {}
 
     # --- writing and reading ---
 
@@ -109,7 +112,12 @@ class RolloutTraceStore:
         if tree is None:
             return TraceMatch("", (), 0)
         found, segments = tree.search(text)
-        return TraceMatch(found, _joined(segment.token_ids for segment in segments), len(segments))
+        last, count, tokens = self._matched.get(str(session_id), (None, 0, ()))
+        if not count or count > len(segments) or segments[count - 1] is not last:
+            count, tokens = 0, ()
+        tokens += _joined(segment.token_ids for segment in segments[count:])
+        self._matched[str(session_id)] = (segments[-1] if segments else None, len(segments), tokens)
+        return TraceMatch(found, tokens, len(segments))
 
     async def export_training_trace(self, session_id: str, prompt: str) -> TrainingTrace:
         """The conversation that ends with exactly ``prompt``, as it is trained on.
@@ -177,6 +185,7 @@ class RolloutTraceStore:
         """Trees go first, references after: whoever asks in between finds no session, not a dangling one."""
         for session in sessions:
             segments = self._trees.pop(session).clear()
+            self._matched.pop(session, None)
             own: list[ObjectRef] = []
             for segment in segments:
                 if segment.experts is not None:
