@@ -6,6 +6,7 @@ that is shared between processes survives a SIGKILL at any instruction. ``seq`` 
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import pathlib
@@ -19,8 +20,20 @@ from protocol.evidence import Event, encode
 from real.breakpoints import Announcer, DriverGone
 from real.faults.table import FaultTable, TableFile
 
+_WHOLE, _UNWRITTEN = "events-whole", "events-unwritten"
+
 OBSERVED = 2**52
 """From here on ``n`` is no place among the process's own events: another process wrote it (kill, SIGSTOP)."""
+
+
+def begin_evidence(folder: str) -> None:
+    """Make ready a run's folder for the mark that some event could not be written."""
+    pathlib.Path(folder, _WHOLE).touch()
+
+
+def evidence_is_lost(folder: str) -> bool:
+    """Whether some process of the run could not write an event, for want of space."""
+    return os.path.exists(os.path.join(folder, _UNWRITTEN))
 
 
 class ProcessLog:
@@ -53,6 +66,7 @@ class ProcessLog:
         path = pathlib.Path(folder, "events", f"{urllib.parse.quote(actor, safe='')}-{incarnation}.jsonl")
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        self._folder = folder
 
     @property
     def latest(self) -> str | None:
@@ -114,9 +128,17 @@ class ProcessLog:
 
     def _append(self, event: Event) -> None:
         line = encode(event).encode()
-        written = os.write(self._file, line)
+        try:
+            written = os.write(self._file, line)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            written = 0
         if written < len(line):  # the disk is full: half a line would spoil the ones behind it
-            os.ftruncate(self._file, os.fstat(self._file).st_size - written)
+            if written:
+                os.ftruncate(self._file, os.fstat(self._file).st_size - written)
+            with contextlib.suppress(OSError):  # another process has said so already; a name needs no space
+                os.rename(os.path.join(self._folder, _WHOLE), os.path.join(self._folder, _UNWRITTEN))
             raise OSError(errno.ENOSPC, f"an event of {self.actor} could not be written: {os.strerror(errno.ENOSPC)}")
 
     def now_ns(self) -> int:

@@ -73,6 +73,8 @@ def run_in_real(
         BadInput: the folder exists or cannot be written, or Ray or an engine does not start; nothing is left then.
     """
     from real.cluster import ClusterFailed
+    from real.evidence import begin_evidence, evidence_is_lost
+    from real.merge import Tail
     from real.warden import Warden
 
     begun = time.perf_counter()
@@ -98,6 +100,7 @@ def run_in_real(
     warden = Warden(run, folder)
     problems: list[str] = []
     try:
+        begin_evidence(folder)
         with (
             _environment(run, folder, own_cluster=not plan.ray),
             _ray_talking_to(pathlib.Path(folder, "logs", "ray.log")),
@@ -106,6 +109,9 @@ def run_in_real(
         if end.unfit:
             raise BadInput(f"{scenario.name}: {end.unfit}")
         merged = _merged(pathlib.Path(folder), end)
+        if evidence_is_lost(folder):
+            detail = f"the disk of {folder} was full, and events could not be written"
+            merged.tails.append(Tail(("driver", 0), "unwritten", detail))
         _keep_logs(pathlib.Path(folder), directory.path / "logs")
     except (BadInput, ClusterFailed) as error:
         shutil.rmtree(directory.path)  # made here, and of no use without a run

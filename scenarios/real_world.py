@@ -188,8 +188,15 @@ class RealStage(FaultPort):
         return ""
 
     async def _keep_watching(self, body: asyncio.Task[Any] | None) -> None:
+        from real.evidence import evidence_is_lost
+
         while True:
             await asyncio.sleep(_LOOK_S)
+            if evidence_is_lost(self._folder):
+                self._ended("crash", f"the disk of {self._folder} is full, and events could not be written")
+                assert body is not None
+                body.cancel()
+                return
             if self._machines is not None and (daemon := self._machines.ended()):
                 # In a minute Ray would end this process too, and the evidence would go with the run's folder.
                 self._ended("crash", f"Ray's {daemon} has ended, and no fault did that")

@@ -118,6 +118,9 @@ class Check:
             result, explain, witness = self.blame, self._first, self._witness
             if self.violations > 1:
                 explain += f" (and {self.violations - 1} more)"
+            if self.ledger.unwritten is not None:
+                result = "inconclusive"
+                explain += f"; but evidence is missing: {self.ledger.unwritten.data['detail']}"
         elif self.doubts:
             result, explain, witness = "inconclusive", self._first_doubt, self._doubt_witness
         elif not self.judged:

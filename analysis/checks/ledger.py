@@ -33,7 +33,7 @@ class Run:
 class Request:
     """One request that a client or an engine still has open."""
 
-    __slots__ = ("done_seq", "idempotent", "refused", "runs", "sent_ns", "sent_seq")
+    __slots__ = ("aborted", "done_seq", "idempotent", "refused", "runs", "sent_ns", "sent_seq")
 
     def __init__(self, sent_seq: int, sent_ns: int, idempotent: bool) -> None:
         self.sent_seq = sent_seq
@@ -42,6 +42,7 @@ class Request:
         self.done_seq = 0
         self.runs: list[Run] = []
         self.refused: tuple[int, int] | None = None  # seq and status of an engine's 4xx
+        self.aborted = False  # an engine ended a run of it before its end
 
     def is_running(self) -> bool:
         return any(not run.finished_seq for run in self.runs)
@@ -66,6 +67,8 @@ class Ledger:
         self.finished: Event | None = None
         self.shadow = Shadow()
         self.healed: Event | None = None
+        self.unwritten: Event | None = None
+        """Events are missing that no death explains: nothing that follows from what is not there is a failure."""
         self.roles: dict[Process, str] = {}
         self.nodes: dict[Process, str] = {}
         self.newest: dict[str, int] = {}
@@ -79,6 +82,7 @@ class Ledger:
             "run.started": self._started,
             "run.finished": self._finished,
             "run.healed": self._healed,
+            "run.tail": self._tail,
             "actor.spawned": self._spawned,
             "actor.died": self._died,
             "node.lost": self._node_lost,
@@ -105,6 +109,10 @@ class Ledger:
 
     def _healed(self, event: Event) -> None:
         self.healed = event
+
+    def _tail(self, event: Event) -> None:
+        if event.data["what"] == "unwritten":
+            self.unwritten = event
 
     # --- processes
     def _spawned(self, event: Event) -> None:
@@ -176,6 +184,7 @@ class Ledger:
         if run is not None:
             run.finished_seq = event.seq
             run.completion_tokens = data["completion_tokens"]
+            request.aborted = request.aborted or data["reason"] == "abort"
             spans = data["spans"]
             run.version = spans[-1][0] if spans else ""
         if request.done_seq and not request.is_running():

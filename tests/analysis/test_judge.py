@@ -102,9 +102,9 @@ def test_a_check_that_raises_is_inconclusive_and_the_others_go_on() -> None:
 
 
 def test_unknown_names_are_refused() -> None:
-    with pytest.raises(BadInput, match="names 'nothing_loost'; known are admin_once"):
+    with pytest.raises(BadInput, match="names 'nothing_loost'; known are .*admin_once"):
         Judge(Preregistered(required=("nothing_loost",)))
-    with pytest.raises(BadInput, match="criterion 'fast' is unknown; known are answered_fraction"):
+    with pytest.raises(BadInput, match="criterion 'fast' is unknown; known are .*answered_fraction"):
         Judge(Preregistered(acceptance=({"fast": {}},)))
 
 

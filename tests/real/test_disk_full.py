@@ -13,6 +13,7 @@ import pytest
 
 from analysis.errors import BadInput
 from protocol.evidence import decode
+from real.evidence import evidence_is_lost
 from scenarios import real_run
 from scenarios.load import load
 from scenarios.real_preflight import RealOptions, plan
@@ -20,7 +21,8 @@ from tests.real.local_ray import ROOT
 
 FILLS_UP = """
 import resource, sys, time
-from real.evidence import ProcessLog
+from real.evidence import ProcessLog, begin_evidence
+begin_evidence(sys.argv[1])
 log = ProcessLog(sys.argv[1], "driver", 0, time.monotonic_ns())
 resource.setrlimit(resource.RLIMIT_FSIZE, (1000, resource.RLIM_INFINITY))
 for number in range(100):
@@ -38,6 +40,7 @@ def test_an_event_that_does_not_fit_is_not_written_by_half(tmp_path: pathlib.Pat
     code = [sys.executable, "-c", FILLS_UP, str(tmp_path)]
     said = subprocess.run(code, cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert "could not be written" in said.stdout, said.stderr
+    assert evidence_is_lost(str(tmp_path))
     events = [decode(line) for line in (tmp_path / "events" / "driver-0.jsonl").read_bytes().splitlines()]
     assert [event.n for event in events] == list(range(1, len(events) + 1))
     assert len(events) > 3 and events[-1].data["detail"] == "free again"
