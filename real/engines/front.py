@@ -3,7 +3,9 @@
 The front is the world's eye. Each event is written before the effect that it reports: ``engine.accepted`` before a
 request is forwarded, ``engine.finished`` before its answer is relayed. Nothing is listened to before the engine's own
 port accepts, so that a caller is refused until then, as it would be by the engine. Every call has a connection of its
-own, which breaks when the engine does.
+own, to the front and on to the engine, and both break when the engine does. A connection that was idle before is
+another matter: an engine that was stopped for longer than it keeps idle ones (uvicorn: 5 s) closes it as soon as it
+goes on, the request in it unread (on uvloop, which looks at timers first; seen).
 """
 
 from __future__ import annotations
@@ -26,7 +28,6 @@ from real.evidence import ProcessLog
 
 _LOG = logging.getLogger(__name__)
 _BODY_BYTES = 256 << 20  # a prompt of a million tokens is 7 MB; anything near this is no request
-_KEPT_S = 2.0  # shorter than any engine keeps a connection without a call (uvicorn: 5 s), so that none closes under one
 _BACKLOG = 4096
 
 
@@ -82,7 +83,7 @@ class Front:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._session = aiohttp.ClientSession(
             f"http://127.0.0.1:{port}",
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEPT_S),
+            connector=aiohttp.TCPConnector(limit=0, force_close=True),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=None),
             headers={"Accept-Encoding": "identity"},  # a page that a fault is to change must be text
             auto_decompress=False,
