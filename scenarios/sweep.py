@@ -132,6 +132,10 @@ def sweep_scenario(
     Raises:
         BadInput: there is no such cluster, the folder exists or cannot be made, or workers cannot be started.
     """
+    if ray:
+        from scenarios.ray_workers import check_address
+
+        check_address(ray)
     out = _folder(scenario, out)
     try:
         results = _run_all(scenario, range(first, first + count), jobs, hang_after_s, ray)

@@ -135,15 +135,21 @@ class WeightPublisher:
         backend_id = (client.address.name, client.address.incarnation)
         if self._loaded.get(backend_id) == path and await self._serves(client, manifest):
             return  # by an earlier try
-        detail = ""
+        detail = refused = ""
         try:
             reply = await post_update_weights(client, WeightUpdate(path, manifest.version, self._flush), self._admin)
             if not reply.success:
-                detail = f"answered {reply.status}: {reply.body[:200]}"
+                refused = f"{reply.status}: {reply.body[:200]}"
         except SeatrialError as error:
             if error.outcome is Outcome.NOT_DONE:
                 raise
+            if isinstance(error, HttpError) and error.fields["status"] < 500:
+                refused = f"{error.fields['status']}: {str(error.fields['body'])[:200]}"
             detail = f"{type(error).__name__}: {error.message}"
+        if refused:
+            # For the flush after it, perhaps: then the weights have changed and the prefix cache has not, and
+            # /model_info has the label from before, which may be this very one (engines.md 3).
+            raise BarrierError(f"{client.address.name} answered its update to {manifest.version!r} with {refused}")
         try:
             async with asyncio.timeout(self._admin.reconcile_timeout_s):
                 while not await self._serves(client, manifest):

@@ -7,7 +7,8 @@ import os
 import pathlib
 import subprocess
 import sys
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from scenarios.load import Scenario
 from scenarios.ray_workers import SeedHost
 from scenarios.sweep import run_seed, sweep_scenario
 from scenarios.workers import Lost
+from tests.real.local_ray import environment
 from tests.scenarios.conftest import ROOT, component_of
 
 Make = Callable[..., Scenario]
@@ -55,10 +57,13 @@ def test_a_seed_that_takes_its_worker_along_is_lost_and_the_others_go_on(
     assert [other["seed"] for other in others if isinstance(other, dict)] == [5, 6]
 
 
-@pytest.mark.parametrize("address", ["nowhere", "host:port"])
-def test_an_address_that_is_none_is_told(small: Make, tmp_path: pathlib.Path, address: str) -> None:
+@pytest.mark.parametrize(
+    ("address", "said"),
+    [("nowhere", "host:port"), ("host:port", "host:port"), ("127.0.0.1:1", "nobody answers there")],
+)
+def test_an_address_that_is_none_is_told(small: Make, tmp_path: pathlib.Path, address: str, said: str) -> None:
     pytest.importorskip("ray")
-    with pytest.raises(BadInput, match="host:port"):
+    with pytest.raises(BadInput, match=said):
         sweep_scenario(
             small("workload.for_s=1"), "small", 5, 4,
             jobs=None, out=tmp_path / "out", sample=0, changes=[], shell=Shell(True), ray=address,
@@ -66,7 +71,53 @@ def test_an_address_that_is_none_is_told(small: Make, tmp_path: pathlib.Path, ad
     assert not (tmp_path / "out").exists()
 
 
-# --- a cluster of three raylets ---
+# --- clusters of three raylets, each in a process of its own ---
+
+
+@pytest.fixture
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a Ray of two nodes with a CPU each, which somebody else has started."""
+    code = (
+        "import sys\nfrom tests.bench.ray_sweep import cluster\n"
+        "with cluster(2) as (made, nodes):\n    print(made.address, flush=True)\n    sys.stdin.read()\n"
+    )
+    variables = {**os.environ, **environment()}
+    with tempfile.TemporaryDirectory(prefix="rs") as folder:  # short: Ray's sockets lie below it
+        holder = subprocess.Popen(
+            [sys.executable, "-c", code], cwd=ROOT, env={**variables, "RAY_TMPDIR": folder}, text=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        )  # fmt: skip
+        assert holder.stdout is not None
+        try:
+            yield holder.stdout.readline().strip()
+        finally:
+            holder.communicate(timeout=60)
+
+
+OUTSIDE = "from protocol.serving.gateway import Gateway\nclass Mine(Gateway):\n    pass\n"
+
+
+@pytest.mark.ray
+def test_the_command_uses_a_cluster_and_leaves_it(tmp_path: pathlib.Path, cluster: str) -> None:
+    modules = tmp_path / "modules"
+    modules.mkdir()
+    (modules / "outside_gateway.py").write_text(OUTSIDE)
+
+    def sweep(ray: str, *words: str, **variables: str) -> dict[str, Any]:
+        ran = subprocess.run(
+            [sys.executable, "-m", "scenarios", "sweep", "minimal", "--seeds", "12", "--ray", ray, "--json", *words],
+            cwd=tmp_path, capture_output=True, text=True, timeout=200,
+            env={**os.environ, **environment(), "PYTHONPATH": f"{ROOT}:{modules}", **variables},
+        )  # fmt: skip
+        assert ran.returncode == 0, ran.stdout[-2000:] + ran.stderr[-4000:]
+        found: dict[str, Any] = json.loads(ran.stdout)  # nothing else is on stdout
+        return found
+
+    first = sweep(cluster, "--out", "one")
+    assert (first["passed"], first["groups"], first["offline"]) == (12, [], [])
+    mine = "topology.services.chat.components={gateway: 'outside_gateway:Mine'}"
+    second = sweep("auto", "--out", "two", "--jobs", "1", "--set", mine, RAY_ADDRESS=cluster)
+    assert (second["passed"], second["events"]) == (12, first["events"])
 
 
 @pytest.mark.ray

@@ -19,7 +19,7 @@ from protocol.errors import (
 )
 from protocol.serving.barrier import Member
 from tests.protocol.fake import FakeBackend, run
-from tests.protocol.serving.world import Fleet, fleet_of, raised
+from tests.protocol.serving.world import ADMIN, Fleet, fleet_of, raised
 
 
 def whats(world: FakeBackend) -> list[str]:
@@ -305,6 +305,27 @@ def test_a_backend_that_does_not_pause_is_a_failure_and_health_stays_held() -> N
         fleet.engines[1].post_script = [ConnectTimeout("x") for _ in range(5)]
         assert isinstance(await raised(fleet.controller.continue_generation()), BarrierError)
         assert fleet.prober.target._held_until > 0
+
+    run(body)
+
+
+def test_an_update_that_is_refused_is_not_believed_for_its_label() -> None:
+    """Its flush may have failed after the weights had changed; the label may have been this one before."""
+
+    async def body(world: FakeBackend) -> None:
+        from protocol.training.publication import WeightPublisher
+
+        fleet = await (await fleet_of(world, 2)).opened()
+        again = await world.spawn(WeightPublisher, ADMIN, fleet.controller, fleet.exporter, name="again")
+        refusal = HttpError(status=400, body="Weights were updated, but the cache was not flushed")
+        refusal.outcome = Outcome.UNKNOWN  # so that the fake raises it after the weights have changed
+        fleet.engines[0].post_script = [lambda: None, refusal]  # the first is of the pause
+        error = await raised(again.publish(0))
+        assert isinstance(error, BarrierError) and "not flushed" in error.message
+        assert not any(s.open for s in await fleet.snapshots())
+        await again.publish(0)
+        assert all(s.open for s in await fleet.snapshots())
+        assert fleet.posts("/update_weights_from_disk") == [3, 2]
 
     run(body)
 
