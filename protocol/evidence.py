@@ -366,7 +366,7 @@ _declare("placement.entered", "world", "A process was started in a placement gro
         process_inc="int: its incarnation")
 _declare("placement.removal_asked", "world", "Somebody asked for the removal of a placement group.", group="str: id", by="str: who")
 _declare("scale.asked", "world", "An operator called the control API.",
-        ask="str: run-unique id of the call", service="str: whose API", route="str: scale_out, scale_in, status or reconcile",
+        ask="str: run-unique id of the call", service="str: whose API", route="str: scale_out, scale_in, status, reconcile or cancel",
         direction="str: scale_out or scale_in", operation="str: id in the path, empty for a submission",
         target="int?: replicas in all, of a submission; None where it was sent as no integer", key="str?: idempotency key", timeout_s="float?: budget that was asked for")
 _declare("scale.answered", "world", "The operator has its answer, or none.",
@@ -374,6 +374,9 @@ _declare("scale.answered", "world", "The operator has its answer, or none.",
         operation="str: id in the answer, empty without one", state="str: state or decision in the answer",
         cleanup="str: true, false or unknown, as scaling.md 2.6 reads it; unknown in every answer to a submission",
         current="int?: replicas", ready="int?: replicas")
+_declare("rollout.scaled", "world", "A service whose weights change is scaled by an API of its own kind.", service="str: name", api="str: actor")
+_declare("weights.synced", "world", "The operator of a rollout service had an export loaded everywhere, or was refused.", service="str: name",
+        version="str: of the export", status="int: HTTP-like status, 0 without an answer", code="str: error code, empty with 200")
 _declare("scale.bounds", "world", "What a control API keeps, where that is less (or more) than usual.", service="str: name",
         max_history="int: resolved operations", max_keys="int: idempotency keys")
 _declare("scale.snapshot", "world", "What an operator sees of a service at a moment when no operation is open.",
@@ -398,7 +401,7 @@ _declare("scale.slot", "component", "Something became of a rank.", operation="st
         replica="str: engine", replica_inc="int?: incarnation, None before its launch", group="str: placement group owned, empty before",
         what="str: candidate, owns_group, probe_left, launched, published, unreleased, stopped, held or retired", detail="str: text")
 _declare("scale.drain", "component", "Something became of a drain.", operation="str: id", replica="str: victim", replica_inc="int: incarnation",
-        rank="int: rank", generation="int: number of the drain", what="str: chosen, confirmed, ignored or parked")
+        rank="int: rank", generation="int: number of the drain", what="str: chosen, confirmed, ignored, parked or restored")
 
 # --- publishing under live agents: what the world, the operator and the agents see ---
 _declare("publishing.deployed", "world", "The entrypoints of a service, once all are up.",
@@ -542,6 +545,23 @@ _declare("producer.discarded", "component", "A producer discarded a group.", gro
         sessions="json: of its traced members")
 _declare("learner.step", "component", "A learner trained on a batch and cleaned up after it.", step="int: training step",
         groups="json: ids", released="str: own or all", ok="bool: every worker finished")
+
+# --- session servers: what agents that speak HTTP see ---
+_declare("session_servers.deployed", "world", "The entrypoints of a service are session servers.", service="str: name",
+        servers="json: their actors", store="str: actor of the trace store")
+_declare("http.sent", "world", "An agent sent a turn over HTTP; request.sent of the same request follows.", request="str: id", session="str: id",
+        format="str: openai or anthropic", stream="bool: asked for as a stream", traced="bool: to be recorded",
+        after="str: request of the latest turn in its conversation, empty for a first one",
+        leaves="str: where its client means to leave; empty: it stays")
+_declare("http.seen", "world", "What the agent has read of the answer; request.done of the same request follows.", request="str: id",
+        status="int: HTTP status, 0 without a head", seen="str: ok, error (in its own format), foreign_error, malformed, incomplete (no end, and no "
+        "error), broken (the connection was lost), left (on purpose), gave_up", detail="str: text")
+_declare("http.traced", "world", "The agent asked the trace store for a turn.", request="str: id", session="str: id",
+        when="str: at_once, or end of the episode", found="bool: the conversation with this turn is there", error="str: class, empty with an answer")
+_declare("http.passed", "world", "An agent called something that is no generation.", route="str: method and path", status="int: HTTP status",
+        as_expected="bool: status and kind of answer are those of the engine", detail="str: text")
+_declare("http.released", "world", "An agent released its session in the trace store.", session="str: id", traced="int: turns that it saw there",
+        released="bool: the store had the session", error="str: class, empty with an answer")
 
 # --- rollouts: what the agents and the operator see ---
 _declare("rollouts.deployed", "world", "Who produces, keeps and consumes rollouts of a service.", service="str: name",

@@ -10,6 +10,7 @@ from typing import Any
 from protocol.errors import NetworkError, SeatrialError
 from protocol.messages import EngineAddress
 from protocol.ports import ActorHandle, EngineOptions, EngineSpec, backend
+from protocol.rollout.elastic import RolloutScaling
 from protocol.scaling.api import DEFAULT_MODEL, ScaleApi, ScaledModel
 from protocol.scaling.lifecycle import ScaleManager
 from protocol.serving import determinism
@@ -22,6 +23,7 @@ from protocol.training.checkpoint import Exporter
 from scenarios.agents import AgentClient
 from scenarios.autoscaling import Autoscaling, deploy_autoscaling
 from scenarios.client import LoadClient
+from scenarios.http_agents import HttpAgentClient
 from scenarios.judging import JudgementClient
 from scenarios.load import Scenario, load_class
 from scenarios.publishing import Publishing, deploy_publishing
@@ -127,6 +129,8 @@ async def _deploy_service(name: str, spec: ServiceModel, placed: dict[str, str],
         timeout_s = spec.scaling.api.timeout_s
         operator = ScaleOperator(name, cell.scale_api, cell.manager, tuple(replicas), timeout_s)
         operator.deployed_with(spec.scaling.api)
+        if spec.scaling.kind == "rollout":
+            port.emit("rollout.scaled", service=name, api=cell.scale_api.name)
         await operator.snapshot("deployed")
     publishing = None
     if spec.publishing is not None:
@@ -174,7 +178,12 @@ async def _deploy_cell(
     own = tuple((address.name, placed[address.name]) for address in addresses)
     scaled: dict[str, ActorHandle] = {}
     owner: dict[str, Any] = {}  # a recovery of the user's own need not know the argument where nothing is scaled
-    if spec.scaling is not None:
+    if spec.scaling is not None and spec.scaling.kind == "rollout":
+        scaled["manager"] = scaled["scale_api"] = owner["owner"] = await port.spawn(
+            classes.get("scale_api", RolloutScaling), spec.scaling.rollout, spec.scaling.lifecycle, spec.admin, gateway,
+            engine, suffix.rpartition("-")[0], tuple(addresses), name=f"scale-{suffix}", node=node,
+        )  # fmt: skip
+    elif spec.scaling is not None:
         manager = await port.spawn(
             classes.get("scale_manager", ScaleManager), spec.scaling.lifecycle, gateway, engine,
             suffix.rpartition("-")[0], tuple(addresses), name=f"manager-{suffix}", node=node,
@@ -238,6 +247,14 @@ async def spawn_clients(scenario: Scenario, services: dict[str, Service], seed: 
             name = f"client-{workload.service}-{number}-{share}"
             if workload.arrivals is not None and workload.arrivals.agents is not None:
                 assert service.publishing is not None  # the scenario was checked
+                if workload.arrivals.agents.http is not None:
+                    servers = tuple(service.publishing.entrypoints)
+                    spawns.append(
+                        port.spawn(
+                            HttpAgentClient, workload, number, share, seed, servers, service.publishing.store, name=name
+                        )
+                    )  # fmt: skip
+                    continue
                 spawns.append(
                     port.spawn(
                         AgentClient, workload, number, share, seed, service.publishing.entry,

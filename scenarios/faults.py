@@ -364,6 +364,11 @@ class ScaleOutParams(ScaleParams):
 class ScaleInParams(ScaleParams):
     """``scale_in``: submit a smaller total of replicas, and follow the operation to its end."""
 
+    force: bool = False
+    """Of rollout replicas: do not wait for what is in flight."""
+    evict: bool = False
+    """Of rollout replicas: remove a victim all the same that is not idle in time."""
+
 
 class ReconcileParams(SpecModel):
     """``reconcile``: have the latest operation of a direction cleaned up, again and again until it is clean."""
@@ -375,6 +380,25 @@ class ReconcileParams(SpecModel):
     """Between two tries."""
     within_s: SomeSeconds = 700.0
     """After this it is given up."""
+
+
+class SyncWeightsParams(SpecModel):
+    """``sync_weights``: export a version, and have the API of a rollout service load it everywhere."""
+
+    service: str | None = None
+    """Needed where there are several."""
+    version: str
+    """Label of the version; the weights are derived from it."""
+    attempts: Count = 1
+    """Tries in all: an update is refused while replicas drain."""
+    retry_s: SomeSeconds = 1.0
+
+
+class CancelParams(SpecModel):
+    """``cancel``: cancel the latest scale-out of a rollout service."""
+
+    service: str | None = None
+    """Needed where there are several."""
 
 
 class LookParams(SpecModel):
@@ -393,5 +417,7 @@ VERBS: dict[str, type[SpecModel]] = {
     "scale_in": ScaleInParams,
     "reconcile": ReconcileParams,
     "look": LookParams,
+    "sync_weights": SyncWeightsParams,
+    "cancel": CancelParams,
 }
 """What a step can do beside a fault."""

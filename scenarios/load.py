@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from analysis.acceptance import parse_criterion
 from analysis.errors import BadInput
-from scenarios.faults import LookParams, PublishParams, ReconcileParams, ScaleParams
+from scenarios.faults import CancelParams, LookParams, PublishParams, ReconcileParams, ScaleParams, SyncWeightsParams
 from scenarios.fields import did_you_mean
 from scenarios.schema import ScenarioModel, WorkloadModel
 from scenarios.steps import SELECTORS, StepModel
@@ -202,6 +202,15 @@ def _check(scenario: Scenario, places: _Places) -> None:
         if workload.arrivals is not None and workload.arrivals.rollouts is not None:
             _check_rollouts(model, workload, (*where, "arrivals", "rollouts"), places)
         agents = workload.arrivals is not None and workload.arrivals.agents is not None
+        publishing = model.topology.services[workload.service].publishing
+        if agents and workload.arrivals is not None and workload.arrivals.agents is not None:
+            speaks_http = workload.arrivals.agents.http is not None
+            if speaks_http and publishing is not None and publishing.session_server is None:
+                place = places.name((*where, "arrivals", "agents", "http"))
+                raise BadInput(
+                    f"{place}: service {workload.service!r} has no session servers; give it "
+                    "'publishing: {session_server: {}}' in the topology"
+                )
         if agents and model.topology.services[workload.service].publishing is None:
             at_arrivals = places.name((*where, "arrivals", "agents"))
             raise BadInput(
@@ -309,6 +318,12 @@ def _check_step(model: ScenarioModel, step: StepModel, path: tuple[str | int, ..
         if model.topology.services[service].scaling is None:
             at = places.name((*path, "do"))
             raise BadInput(f"{at}: service {service!r} is not scaled; give it 'scaling: {{}}' in the topology")
+    if isinstance(parameters, SyncWeightsParams | CancelParams):
+        service = named if named is not None else services[0]
+        scaling = model.topology.services[service].scaling
+        if scaling is None or scaling.kind != "rollout":
+            at = places.name((*path, "do"))
+            raise BadInput(f"{at}: service {service!r} has no scaling of kind rollout; give it one in the topology")
     if isinstance(parameters, LookParams):
         service = named if named is not None else services[0]
         scaling = model.topology.services[service].scaling
@@ -369,6 +384,8 @@ def process_names(model: ScenarioModel) -> list[str]:
             names += [f"entrypoint-{service}-{number}" for number in range(spec.initial_replicas)]
             if spec.publishing.gates:
                 names += [f"gate-{service}-{number}" for number in range(spec.initial_replicas)]
+            if spec.publishing.session_server is not None:
+                names.append(f"traces-{service}")
             if spec.publishing.proxy is not None:
                 names += [f"proxy-{service}", f"registrations-{service}"]
             if spec.publishing.update.transport != "disk":

@@ -13,12 +13,14 @@ from scenarios.client import ClientReport
 from scenarios.deploy import Service, all_routable, deploy, spawn_clients, stop_components, take_down
 from scenarios.faults import (
     AdminParams,
+    CancelParams,
     ExportParams,
     LookParams,
     PublishParams,
     ReconcileParams,
     ScaleInParams,
     ScaleOutParams,
+    SyncWeightsParams,
 )
 from scenarios.injector import Injector
 from scenarios.load import Scenario
@@ -163,6 +165,14 @@ async def _verb(name: str, parameters: Any, services: dict[str, Service]) -> Non
             scaler = _service(parameters.service, services).autoscaling
             assert scaler is not None  # the scenario was checked
             await scaler.look()
+        elif isinstance(parameters, SyncWeightsParams | CancelParams):
+            service = _service(parameters.service, services)
+            assert service.operator is not None  # the scenario was checked
+            if isinstance(parameters, CancelParams):
+                await service.operator.cancel()
+            else:
+                path = str(await service.exporter.export(parameters.version))
+                await service.operator.sync_weights(path, parameters)
         elif isinstance(parameters, ScaleOutParams | ScaleInParams | ReconcileParams):
             operator = _service(parameters.service, services).operator
             assert operator is not None  # the scenario was checked

@@ -17,7 +17,7 @@ from protocol.ports import ActorHandle, PlacementState, backend
 from protocol.scaling.bodies import ApiReply
 from protocol.scaling.contract import TERMINAL, Direction
 from protocol.serving.peer import Peer
-from scenarios.faults import ReconcileParams, ScaleParams
+from scenarios.faults import ReconcileParams, ScaleInParams, ScaleParams, SyncWeightsParams
 
 _DEFAULTS = ScalingConfig()
 
@@ -64,6 +64,8 @@ class ScaleOperator:
             body["timeout_secs"] = params.timeout_s
         if params.idempotency_key is not None:
             body["idempotency_key"] = params.idempotency_key
+        if isinstance(params, ScaleInParams):
+            body |= {name: True for name in ("force", "evict") if getattr(params, name)}
         reply = await self._submit(direction, body, params)
         operation = None if reply is None or reply.status != 200 else reply.body.get("request_id")
         if not isinstance(operation, str):
@@ -98,6 +100,26 @@ class ScaleOperator:
             await asyncio.sleep(params.every_s)
         if operation is not None:
             await self._ask("status", params.direction, operation)
+
+    async def cancel(self) -> None:
+        """Have the latest scale-out cancelled, once."""
+        operation = self._latest.get("scale_out")
+        if operation is not None:
+            await self._ask("cancel", "scale_out", operation)
+
+    async def sync_weights(self, path: str, params: SyncWeightsParams) -> None:
+        """Have the API load an export everywhere, and record what it says; a refusal leads to another try."""
+        for attempt in range(params.attempts):
+            if attempt:
+                await asyncio.sleep(params.retry_s)
+            reply: ApiReply | None = await self._quietly(self._slow, "update_weights", path)
+            status = 0 if reply is None else reply.status
+            code = "" if reply is None else str(reply.body.get("error", ""))
+            backend().emit(
+                "weights.synced", service=self._service, version=params.version, status=status, code=code
+            )  # fmt: skip
+            if status != 409:
+                return
 
     # --- what is seen ---
 
@@ -153,7 +175,7 @@ class ScaleOperator:
         ask = record_asked(self._service, route, direction, operation, given)
         peer = self._slow if route == "reconcile" else self._api
         arguments: tuple[Any, ...] = (given,) if route in TERMINAL else (direction, operation)
-        reply = await self._quietly(peer, route, *arguments)
+        reply = await self._quietly(peer, "call_off" if route == "cancel" else route, *arguments)
         record_answered(ask, route, reply)
         return reply
 
@@ -173,7 +195,7 @@ def groups_left(table: Mapping[str, PlacementState]) -> int:
 
 
 def _is_over(direction: Direction, answer: dict[str, Any]) -> bool:
-    return answer.get("status") in TERMINAL[direction] and answer.get("cleanup_required") is False
+    return answer.get("status") in (*TERMINAL[direction], "CANCELLED") and answer.get("cleanup_required") is False
 
 
 def record_asked(service: str, route: str, direction: Direction, operation: str, body: Mapping[str, Any]) -> str:
@@ -204,7 +226,7 @@ def record_answered(ask: str, route: str, reply: ApiReply | None) -> None:
         code=str(answer.get("error", "")),
         operation=str(answer.get("request_id") or ""),
         state=str(answer.get("status", "")),
-        cleanup=cleanup_in(answer) if route in ("status", "reconcile") else "unknown",
+        cleanup=cleanup_in(answer) if route in ("status", "reconcile", "cancel") else "unknown",
         current=count_in(answer, "current"),
         ready=count_in(answer, "ready"),
     )

@@ -39,7 +39,7 @@ from scenarios.steps import StepModel
 
 COMPONENTS = ("gateway", "health", "recovery", "exporter", "admin", "trainer", "scale_manager", "scale_api",
               "autoscaler", "gate", "entrypoint", "controller", "affinity", "publisher", "judge",
-              "weight_sync", "rank", "registrations", "trace_store", "replay_buffer", "producer", "learner",
+              "weight_sync", "rank", "registrations", "session_server", "turn_hooks", "trace_store", "replay_buffer", "producer", "learner",
               "train_worker", "evaluator")  # fmt: skip
 """Names under ``components``: a class of the user's own in place of ours, ``module:Class``."""
 
@@ -80,12 +80,16 @@ def _known_config_keys(value: Any, info: ValidationInfo) -> Any:
 class ScalingModel(SpecModel):
     """Elastic replicas: a control API, and a manager that owns what it creates."""
 
+    kind: Literal["judge", "rollout"] = "judge"
+    """A judge's weights are frozen; rollout replicas are given the present ones, and have an API of their own."""
     api: config.ScalingConfig = config.ScalingConfig()
+    rollout: config.RolloutScalingConfig = config.RolloutScalingConfig()
+    """Of kind ``rollout``, in place of ``api``."""
     lifecycle: config.LifecycleConfig = config.LifecycleConfig()
     autoscaler: AutoscalerConfig | None = None
     """Decides on scale-outs and scale-ins from the metrics of the replicas, from the start of the workload on."""
 
-    _keys = field_validator("api", "lifecycle", "autoscaler", mode="before")(_known_config_keys)
+    _keys = field_validator("api", "rollout", "lifecycle", "autoscaler", mode="before")(_known_config_keys)
 
 
 class ProxyModel(SpecModel):
@@ -112,8 +116,10 @@ class PublishingModel(SpecModel):
     update: config.WeightSyncConfig = config.WeightSyncConfig()
     """How the weights of a version get into the engines."""
     proxy: ProxyModel | None = None
+    session_server: config.SessionServerConfig | None = None
+    """Entrypoints are session servers, which speak HTTP and record turns in a trace store; ``entrypoint`` is not read."""
 
-    _keys = field_validator("gate", "entrypoint", "controller", "affinity", "update", mode="before")(
+    _keys = field_validator("gate", "entrypoint", "controller", "affinity", "update", "session_server", mode="before")(
         _known_config_keys
     )
 
@@ -217,6 +223,7 @@ _CONFIGS: dict[str, type[config.ComponentConfig]] = {
     "entrypoint": config.EntrypointConfig,
     "controller": config.ControllerConfig,
     "affinity": config.AffinityConfig,
+    "session_server": config.SessionServerConfig,
     "access": config.TraceAccessConfig,
     "buffer": config.ReplayBufferConfig,
     "producer": config.ProducerConfig,
@@ -225,6 +232,7 @@ _CONFIGS: dict[str, type[config.ComponentConfig]] = {
     "update": config.WeightSyncConfig,
     "registrations": config.ProxyConfig,
     "judge": config.JudgeConfig,
+    "rollout": config.RolloutScalingConfig,
 }
 
 
@@ -303,6 +311,24 @@ class ClosedLoopModel(SpecModel):
     """Requests of a session; unlimited where only ``for_s`` ends it."""
 
 
+class HttpAgentsModel(SpecModel):
+    """Agents that speak HTTP to session servers, as clients of two formats do. Shares are of sessions or of turns."""
+
+    anthropic: Fraction01 = 0.5
+    """Of the sessions: those that speak Anthropic's format; the others speak OpenAI's."""
+    stream: Fraction01 = 0.5
+    """Of the turns."""
+    leave: Fraction01 = 0.0
+    """Of the turns: those whose client leaves before the end, before the head, between two events, inside one or just
+    before the end marker; the conversation then goes on without that turn."""
+    evaluation: Fraction01 = 0.0
+    """Of the turns: sent with ``return_token_ids: false``, which nobody records; the conversation goes on without it."""
+    integer_ids: Fraction01 = 0.0
+    """Of the sessions: those whose id is a number in the body."""
+    other_calls: Fraction01 = 0.0
+    """Of the turns: before those something is called that is no generation."""
+
+
 class AgentsModel(SpecModel):
     """Episodes of agents: turns of one session, each with the whole conversation before it as its prompt."""
 
@@ -315,6 +341,14 @@ class AgentsModel(SpecModel):
     """From an answer to the next turn: the agent's tools. Drawn between half and one and a half times of it."""
     late: Fraction01 = 0.0
     """Of the episodes that are over, how many send one request more, which must be refused."""
+    http: HttpAgentsModel | None = None
+    """The agents speak HTTP to the service's session servers, one for a session's whole life; ``late`` does not go."""
+
+    @model_validator(mode="after")
+    def _nobody_late(self) -> AgentsModel:
+        if self.http is not None and self.late:
+            raise PydanticCustomError("http_late", "'late' does not go with 'http'; leave one of them out", {})
+        return self
 
 
 class JudgementsModel(SpecModel):

@@ -40,6 +40,7 @@ from analysis.checks.publishing import (
 )
 from analysis.checks.references import NoReferenceLeft, ReferenceFreedOnce
 from analysis.checks.requests import AnswerIsTheEngines, Converges, NothingLost, NothingTwice, UnexplainedFailures
+from analysis.checks.rollout_scaling import NoEndInAnUpdate, RolloutStatusIsExplicit
 from analysis.checks.run import FaultsHit, NoAnomalies, NoLeaks, RunFinished
 from analysis.checks.scaling import (
     CleanMeansClean,
@@ -57,6 +58,13 @@ from analysis.checks.scaling_operators import (
     OperationsEnd,
     SameKeySameOperation,
 )
+from analysis.checks.session_server import (
+    FailuresAreTold,
+    OnlyGenerationsAreTouched,
+    PromptsContinueTheRecord,
+    SessionsAreReleased,
+    SessionTurnsAreTraced,
+)
 from analysis.checks.traces import (
     BufferAnswers,
     StoreHoldsTheBuffer,
@@ -70,6 +78,7 @@ from analysis.checks.weight_update import (
     MemoryOrder,
     NothingRunsOnPartWeights,
     ServesTheTrainersWeights,
+    UpdatesMeetTheLiving,
 )
 
 INVARIANTS: tuple[type[Check], ...] = (
@@ -113,6 +122,7 @@ INVARIANTS: tuple[type[Check], ...] = (
     LabelFollowsWeights,
     NothingRunsOnPartWeights,
     EveryRankLeaves,
+    UpdatesMeetTheLiving,
     MemoryOrder,
     ProxyRegisteredOnce,
     ProxyPostDeliveredOnce,
@@ -125,6 +135,8 @@ INVARIANTS: tuple[type[Check], ...] = (
     AutoscalerSustained,
     SeedFromContent,
     MemoryIsBounded,
+    RolloutStatusIsExplicit,
+    NoEndInAnUpdate,
     OneEngineAnAddress,
     AutoscalerShowsItsOwn,
     TraceSurvives,
@@ -137,6 +149,11 @@ INVARIANTS: tuple[type[Check], ...] = (
     NothingServedFromAnOldCache,
     AbortEndsTheOneAsked,
     NothingToALeavingEngine,
+    SessionTurnsAreTraced,
+    FailuresAreTold,
+    PromptsContinueTheRecord,
+    OnlyGenerationsAreTouched,
+    SessionsAreReleased,
     GatewayCounts,
 )
 

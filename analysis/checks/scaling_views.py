@@ -15,7 +15,7 @@ from protocol.evidence import Event
 _KILLS = ("sigkill", "restart_empty")
 DRIVER = "driver"
 SUBMISSIONS = ("scale_out", "scale_in")
-TERMINAL = ("ACTIVE", "PARTIAL", "COMPLETED", "FAILED")
+TERMINAL = ("ACTIVE", "PARTIAL", "CANCELLED", "COMPLETED", "FAILED")
 
 
 class Group:

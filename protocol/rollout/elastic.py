@@ -167,8 +167,8 @@ class RolloutScaling:
         identity = backend().new_id("rollout-scale")
         return self._admit(_Operation(identity, "scale_in", delta, force=asked.force, evict=asked.evict))
 
-    async def cancel(self, direction: Direction, request_id: str) -> ApiReply:
-        """DELETE of an operation: 200, 404, or 409 where it cannot be cancelled any more."""
+    async def call_off(self, direction: Direction, request_id: str) -> ApiReply:
+        """DELETE of an operation, which cancels it: 200, 404, or 409 where it cannot be cancelled any more."""
         operation = self._operations.get(request_id)
         if operation is None or operation.direction != direction:
             return _unknown(direction, request_id)
@@ -332,6 +332,8 @@ class RolloutScaling:
                 else:
                     await self._make(operation)
             except _Failed as failure:
+                if not failure.category:
+                    break  # cancelled, and cleaned up
                 operation.failed += 1
                 operation.error = operation.error or str(failure)
                 operation.categories.append(failure.category)
@@ -438,7 +440,7 @@ class RolloutScaling:
             for address, slot in busy if not operation.evict else ():
                 operation.failed += 1
                 operation.error = operation.error or f"{address.name} was not idle in time, and serves on"
-                await self._put_back(address, slot)
+                await self._put_back(operation, address, slot)
                 victims = [one for one in victims if one[0] != address]
             self._reach(operation, "REMOVING")
             for address, slot in victims:
@@ -463,7 +465,9 @@ class RolloutScaling:
             return False  # nothing is known, so it is not idle
         return all(view.in_flight == 0 for view in views if view.address == address)
 
-    async def _put_back(self, address: EngineAddress, slot: Slot | None) -> None:
+    async def _put_back(self, operation: _Operation, address: EngineAddress, slot: Slot | None) -> None:
+        if slot is not None:
+            self._emit_drain(operation, slot, "restored")
         while True:
             try:
                 await self._gateway.call("reopen_admission", address)

@@ -74,6 +74,10 @@ class Slots:
     def named(self, name: str) -> Slot | None:
         return self._by_name.get(name)
 
+    def all(self) -> tuple[Slot, ...]:
+        """Every rank there ever was."""
+        return tuple(self._slots)
+
     def of(self, operation: str) -> list[Slot]:
         """The slots that an operation has created or drains, by rank."""
         return [slot for slot in self._slots if slot.operation == operation]

@@ -88,7 +88,7 @@ def attention_backend(deterministic: bool, gpu: str | None, of_user: str, of_ins
     Left to itself in deterministic mode the engine of the published runs took flashinfer before it looked whether that
     keeps the prefix cache. It does not; with the cache off and many long prompts of one prefix the scheduler stopped
     for good. So: what one instance was given wins, then what the user set for all, and only where nobody said anything
-    and the GPU is known is one chosen: fa3 before Blackwell, flashinfer from Blackwell on (the cache is still off there).
+    and the GPU is known is one chosen: fa3 before Blackwell, flashinfer from Blackwell on, with the cache still off.
 
     Args:
         gpu: generation of the GPU, None where the probe failed.

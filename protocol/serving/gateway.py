@@ -212,6 +212,16 @@ class Gateway(Dispatcher):
             self._unroute(replica, why)
         return True
 
+    async def reopen_admission(self, address: EngineAddress) -> bool:
+        """Take a closing back, and route to the replica again; whether it is known. Only for whoever closed it."""
+        replica = self._find(address)
+        if replica is None:
+            return False
+        replica.closed = False
+        if not replica.routable:
+            self._route(replica)
+        return True
+
     async def wait_idle(self, address: EngineAddress, timeout_s: float) -> bool:
         """Whether the replica has no call in flight, waiting for that up to ``timeout_s``. True when not known."""
         replica = self._replicas.get((address.name, address.incarnation))

@@ -15,10 +15,13 @@ import yaml
 from tests.mutants.autoscaler_scenarios import AUTOSCALER_SCENARIOS
 from tests.mutants.judge_scenarios import JUDGE_SCENARIOS
 from tests.mutants.publishing_scenarios import PUBLISHING_SCENARIOS
+from tests.mutants.rollout_scaling_scenarios import ROLLOUT_SCALING_SCENARIOS
 from tests.mutants.scaling_scenarios import SCALING_SCENARIOS
 from tests.mutants.scenarios import SCENARIOS
+from tests.mutants.session_scenarios import SESSION_SCENARIOS
 from tests.mutants.surprise_scenarios import SURPRISE_SCENARIOS
 from tests.mutants.traces_scenarios import TRACES_SCENARIOS
+from tests.mutants.weight_scenarios import WEIGHT_SCENARIOS
 
 _ALL_SCENARIOS = {
     **SCENARIOS,
@@ -26,8 +29,11 @@ _ALL_SCENARIOS = {
     **AUTOSCALER_SCENARIOS,
     **PUBLISHING_SCENARIOS,
     **JUDGE_SCENARIOS,
+    **ROLLOUT_SCALING_SCENARIOS,
     **SURPRISE_SCENARIOS,
+    **SESSION_SCENARIOS,
     **TRACES_SCENARIOS,
+    **WEIGHT_SCENARIOS,
 }
 
 
@@ -95,16 +101,22 @@ def all_mutants() -> Iterator[Mutant]:
         judges,
         loops,
         probers,
+        proxies,
         publishing,
+        publishing_more,
         recoveries,
+        rollout_scalers,
         scalers,
+        session_servers,
         surprises,
         traces,
+        weights,
     )
 
     groups = (
         gateways, admins, probers, recoveries, exporters, engines, loops, scalers, autoscalers, publishing, judges,
-        surprises, traces,
+        rollout_scalers,
+        session_servers, surprises, traces, proxies, publishing_more, weights,
     )  # fmt: skip
     for group in groups:
         yield from group.MUTANTS
