@@ -44,6 +44,8 @@ class ServerSettings(BaseModel):
     """How long what is in flight may go on once the server is asked to stop."""
     body_timeout_s: Seconds = 60.0
     """For a client to send a whole body."""
+    head_timeout_s: Seconds = 30.0
+    """From a connection's beginning, or from when the last whole answer was given to it, to the next request's head."""
 
     @model_validator(mode="after")
     def _guarded(self) -> ServerSettings:
@@ -71,6 +73,8 @@ class HttpServer:
         self._metrics = HttpMetrics(routes.paths)
         self._open: dict[asyncio.Task[Any], Any] = {}  # to the connection that it answers
         self._runner: web.AppRunner | None = None
+        self._closing: asyncio.Task[None] | None = None
+        self._idle: dict[Any, float] = {}  # connection without a request in hand -> since when
 
     async def start(self) -> tuple[str, int]:
         """Listen; returns (host, port). Raises PortTaken."""
@@ -87,6 +91,7 @@ class HttpServer:
             await runner.cleanup()
             raise PortTaken(f"cannot listen on {settings.host}:{settings.port}: {error.strerror}") from error
         self._runner = runner
+        self._closing = asyncio.get_running_loop().create_task(self._close_the_idle(), name="close-idle-connections")
         host, port, *_ = runner.addresses[0]
         return host, port
 
@@ -95,6 +100,8 @@ class HttpServer:
         runner, self._runner = self._runner, None
         if runner is None:
             return
+        if self._closing is not None:
+            self._closing.cancel()
         for site in list(runner.sites):
             await site.stop()
         await asyncio.sleep(0)  # a request that had just arrived counts as in flight
@@ -110,10 +117,25 @@ class HttpServer:
                 task.cancel()
         await runner.cleanup()
 
+    async def _close_the_idle(self) -> None:
+        """Close connections on which no whole head comes. aiohttp has no bound for the first one, nor for slow ones."""
+        limit_s = self._settings.head_timeout_s
+        now = asyncio.get_running_loop().time
+        while True:
+            await asyncio.sleep(min(1.0, limit_s / 4))
+            assert self._runner is not None and self._runner.server is not None  # stop() ends this first
+            busy = set(self._open.values())
+            idle = [connection for connection in self._runner.server.connections if connection not in busy]
+            self._idle = {connection: self._idle.get(connection, now()) for connection in idle}
+            for connection, since in self._idle.items():
+                if now() - since >= limit_s and connection.transport is not None:
+                    connection.transport.close()
+
     async def _handle(self, raw: web.Request) -> web.StreamResponse:
         task = asyncio.current_task()
         assert task is not None
         self._open[task] = raw.protocol
+        self._idle.pop(raw.protocol, None)  # a request between two looks begins the time anew
         try:
             with self._metrics.request(self._routes.route_of(raw.path)) as seen:
                 answer = await self._answer(raw)

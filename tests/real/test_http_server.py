@@ -220,6 +220,40 @@ def test_a_body_that_says_how_long_it_is_is_refused_before_it_comes() -> None:
     asyncio.run(body())
 
 
+def test_connections_on_which_no_whole_head_comes_are_closed_and_others_are_served() -> None:
+    async def body() -> None:
+        async with served(head_timeout_s=0.6) as it:
+            loop = asyncio.get_running_loop()
+            slow = [await asyncio.open_connection("127.0.0.1", it.port) for _ in range(100)]
+
+            async def drip(connection: tuple[asyncio.StreamReader, asyncio.StreamWriter], silent: bool) -> float:
+                reader, writer = connection
+                began = loop.time()
+                with contextlib.suppress(ConnectionError):
+                    writer.write(b"POST /echo HTTP/1.1\r\nHost: x\r\n" if not silent else b"")
+                    while not reader.at_eof():
+                        if not silent:
+                            writer.write(b"X-Slow: 1\r\n")
+                        with contextlib.suppress(TimeoutError):
+                            async with asyncio.timeout(0.1):
+                                await reader.read(1)
+                writer.close()
+                return loop.time() - began
+
+            dripping = [loop.create_task(drip(one, silent=number % 2 == 0)) for number, one in enumerate(slow)]
+            waiting = loop.create_task(it.post("/wait"))  # longer than that, and with its head
+            for _ in range(10):  # on a connection that is kept, idle for shorter
+                async with asyncio.timeout(1.0):
+                    assert (await it.post("/echo", b"12345"))[0] == 200
+                await asyncio.sleep(0.2)
+            took = await asyncio.gather(*dripping)
+            assert 0.5 < min(took) and max(took) < 2.0
+            it.handlers.go_on.set()
+            assert (await waiting)[0] == 200
+
+    asyncio.run(body())
+
+
 def test_a_client_that_reads_slowly_holds_its_stream_back() -> None:
     async def body() -> None:
         async with served() as it:
