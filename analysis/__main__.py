@@ -177,6 +177,39 @@ def calibrate(data: pathlib.Path | None, out: pathlib.Path | None) -> None:
     sys.exit(run_calibrate(data, out))
 
 
+@main.command()
+@click.argument("sim", type=click.Path(path_type=pathlib.Path))
+@click.argument("real", type=click.Path(path_type=pathlib.Path), nargs=-1, required=True)
+@click.option("--svg", type=click.Path(path_type=pathlib.Path, dir_okay=False), help="Draw it into this file as well.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
+def compare(sim: pathlib.Path, real: tuple[pathlib.Path, ...], svg: pathlib.Path | None, as_json: bool) -> None:
+    """A simulated run beside real ones: phase by phase, metric by metric, and the order of protocol events.
+
+    REAL may be runs of ours or imported ones. Exit code 1 where a phase or total is off by more than 10%, or an order
+    differs; 3 where there was nothing to compare.
+    """
+    from analysis.compare import table as compared
+
+    directories = [RunDir.open(path) for path in (sim, *real)]
+    for directory in directories:
+        if unverified := require_unchanged(directory):
+            click.echo(unverified, err=True)
+    found = compared.compare(directories[0], directories[1:])
+    if as_json:
+        click.echo(json.dumps(found.as_json(), indent=2, sort_keys=True))
+    else:
+        _console().print(compared.as_table(found))
+        click.echo("\n".join(compared.summary(found)))
+    if svg is not None:
+        write_atomic(svg, compared.as_svg(found))
+        click.echo(f"drawn: {svg}", err=True)
+    judged = [found.counted(group) for group in ("phase", "total")]
+    if not any(count for _, count in judged):
+        sys.exit(3)
+    good = all(hits == count for hits, count in judged) and all(order.equal for _, order in found.orders)
+    sys.exit(0 if good else 1)
+
+
 @main.group(name="import", cls=_Group)
 def import_() -> None:
     """Turn runs of others into run directories of ours, and judge them."""

@@ -1,7 +1,7 @@
 """The course of one run as figures that two runs can be compared by: phases in seconds, metrics, totals.
 
-A phase is what an operator would time with a watch: from a submission to what it came to, from a fault to the end of what
-it broke. Names are the same in every world; numbers count in the order of submissions. From events alone, in one pass.
+A phase is what an operator would time with a watch: from a submission to what it came to, from a fault to the end of
+what it broke. Names are the same in every world; numbers count in the order of submissions. One pass over the events.
 """
 
 from __future__ import annotations
@@ -15,11 +15,16 @@ from analysis.rundir import RunDir, RunInfo
 from protocol.evidence import Event
 
 _WAY = {"scale_out": "out", "scale_in": "in"}
+_FEW = 20  # calls of which each one is looked at
 
 
 @dataclasses.dataclass
 class Figure:
-    """One figure of a run. ``unit``: s, 1 (a count), 1/s or tok/s. ``group``: phase, total or metric."""
+    """One figure of a run.
+
+    ``unit`` is s, 1 (a count), 1/s or tok/s; ``group`` is phase, pause (of whoever drives the run, not of the
+    protocol), total or metric.
+    """
 
     name: str
     value: float
@@ -91,7 +96,8 @@ class Course:
             "foreign.load": self._on_load,
             "foreign.event": self._on_foreign,
             "foreign.verdict": self._on_stated,
-            "foreign.progress": self._on_progress,
+            "train.step": self._on_step,
+            "train.rollout": lambda event: self._on_progress("rollout", event.t_s, event.data["rollout"]),
         }
 
     @classmethod
@@ -220,8 +226,12 @@ class Course:
         if event.data["key"] == "A6_load_total" and isinstance(value, int) and not isinstance(value, bool):
             self._stated["requests"] = float(value)
 
-    def _on_progress(self, event: Event) -> None:
-        self._progress.setdefault(event.data["what"], {}).setdefault(event.data["id"], event.t_s)
+    def _on_step(self, event: Event) -> None:
+        what = "step" if event.data["what"] == "started" else "step end"
+        self._on_progress(what, event.t_s, event.data["step"])
+
+    def _on_progress(self, what: str, at_s: float, number: object) -> None:
+        self._progress.setdefault(what, {}).setdefault(str(number), at_s)
 
     # --- figures
     def figures(self) -> list[Figure]:
@@ -238,7 +248,7 @@ class Course:
                 phases += self._until_decision(operation, over)
             elif over is not None and over.over is not None:
                 done = max(over.over[1], over.clean_s or 0.0) if over.dirty_s else over.over[1]
-                phases.append(_seconds(f"{over.name} over -> {name} asked", operation.asked_s - done))
+                phases.append(Figure(f"{over.name} over -> {name} asked", operation.asked_s - done, "s", "pause"))
             for state, at in operation.states.items():
                 if state in ("HEALTH_CHECKING",):
                     phases.append(_seconds(f"{name} asked -> {state}", at - operation.asked_s))
@@ -251,12 +261,7 @@ class Course:
                     if operation.clean_s is not None:
                         phases.append(_seconds(f"{name} asked -> clean", operation.clean_s - operation.asked_s))
                 else:
-                    calls = [self._ended[call] for call in operation.open_calls if call in self._ended]
-                    text = f"{name} asked -> {state}" + (
-                        ", calls answered" if operation.direction == "scale_in" else ""
-                    )
-                    end = max([at, *calls]) if operation.direction == "scale_in" else at
-                    phases.append(_seconds(text, end - operation.asked_s))
+                    phases += self._to_its_end(operation, state, at)
             for number, (fault, at, calls_open, waits) in enumerate(self._faults, 1):
                 if waits is not None and self._operations[waits] is operation and operation.over is not None:
                     calls = [self._ended[call] for call in calls_open if call in self._ended]
@@ -267,6 +272,19 @@ class Course:
         for number, repair in enumerate(self._repairs, 1):
             phases.append(_seconds(f"death {number} -> routed to again", repair))
         return phases
+
+    def _to_its_end(self, operation: _Operation, state: str, at: float) -> list[Figure]:
+        """From a submission to its end; and to that of the long calls that it found, where there are few.
+
+        A recorder that waited for the calls before it looked at the operation knows only when both were over.
+        """
+        calls = [self._ended[call] for call in operation.open_calls if call in self._ended]
+        took = _seconds(f"{operation.name} asked -> {state}", at - operation.asked_s)
+        if operation.direction != "scale_in" or not calls or len(self._latencies) >= _FEW:
+            return [took]
+        both = _seconds(f"{operation.name} asked -> {state}, calls answered", max([at, *calls]) - operation.asked_s)
+        waited = not self._latencies_known and 0 <= at - max(calls) < 0.01
+        return [both] if waited else [took, both]
 
     def _until_decision(self, operation: _Operation, before: _Operation | None) -> list[Figure]:
         name = operation.name
@@ -280,7 +298,9 @@ class Course:
 
     def _totals(self) -> list[Figure]:
         count = self._count or self._stated.get("requests", 0)
-        totals = [Figure("requests", count, "1", "total"), Figure("requests failed", self._failed, "1", "total")]
+        totals: list[Figure] = []
+        if count or self._latencies_known:  # an imported run need not tell of its requests
+            totals += [Figure("requests", count, "1", "total"), Figure("requests failed", self._failed, "1", "total")]
         totals += [
             Figure(f"{one.name} reconciles refused", one.refused, "1", "total")
             for one in self._operations.values()
@@ -322,7 +342,7 @@ class Course:
 
     def _calls(self) -> list[float]:
         """Lengths of long calls, where there are few: of those that an operation waited for, in their order."""
-        if len(self._latencies) >= 20:
+        if len(self._latencies) >= _FEW:
             return []
         return [one for one in self._latencies if one > 1.0]
 
@@ -330,7 +350,7 @@ class Course:
         found = []
         for what, seen in self._progress.items():
             times = sorted(seen.values())
-            if what in ("step", "rollout", "step_end") and len(times) > 2:
+            if len(times) > 2:
                 gaps = sorted(b - a for a, b in zip(times, times[1:], strict=False))
                 found.append(Figure(f"{what}: median gap", gaps[len(gaps) // 2], "s", "metric"))
         return found

@@ -1,9 +1,9 @@
 """The order of protocol events of two runs: which of them follow from which, by cause and not by the clock.
 
 An event of the protocol gets a name that is the same in every world: what it was, of whom, and which time it was. *x
-before y* holds in a run where a chain of causes and of one process's own events leads from x to y (DESIGN.md, "What came
-before what"). Two runs disagree where x comes before y in one and y before x in the other; a pair that only one of them
-orders is counted, and no contradiction.
+before y* holds in a run where a chain of causes and of one process's own events leads from x to y (DESIGN.md, "Evidence
+and verdicts"). Two runs disagree where x comes before y in one and y before x in the other; a pair that only one of
+them orders is counted, and no contradiction.
 """
 
 from __future__ import annotations
@@ -53,19 +53,33 @@ class Difference:
     """The names that both have came in the same order of time."""
     swapped: list[tuple[str, str]]
     """Neighbours in the first run's time that came the other way round in the second."""
+    partial: bool = False
+    """The second run was imported: its recorders kept only what its driver saw."""
 
     @property
     def equal(self) -> bool:
-        """No pair is the other way round, and no protocol event of one is missing in the other."""
-        return not (self.reversed or self.missing_in_first or self.missing_in_second)
+        """No pair is the other way round, and no protocol event of one is missing in the other.
+
+        Of an imported run, only what it has must be there: nobody recorded the rest. One without any is equal to none.
+        """
+        missing = self.missing_in_first or (self.missing_in_second and not self.partial)
+        return bool(self.names) and not (self.reversed or missing)
 
 
-def protocol_events(directory: RunDir) -> dict[str, Named]:
-    """The protocol events of a run by name. Raises BadInput: the run cannot be read."""
+class ProtocolEvents(dict[str, Named]):
+    """The protocol events of a run by name. ``partial``: the run was imported."""
+
+    partial = False
+
+
+def protocol_events(directory: RunDir) -> ProtocolEvents:
+    """The protocol events of a run. Raises BadInput: the run cannot be read."""
     naming, order = _Names(), Order(_NO_CLOCK)
-    found: dict[str, Named] = {}
+    found = ProtocolEvents()
     for event in directory.read_events():
         order.see(event)
+        if event.kind == "run.started":
+            found.partial = event.data["world"] == "imported"
         name = naming.name(event)
         if name is not None and name not in found:
             process = (event.actor, event.inc)
@@ -73,7 +87,7 @@ def protocol_events(directory: RunDir) -> dict[str, Named]:
     return found
 
 
-def difference(first: dict[str, Named], second: dict[str, Named]) -> Difference:
+def difference(first: ProtocolEvents, second: ProtocolEvents) -> Difference:
     """How the second run's order of protocol events differs from the first's."""
     names = [name for name in first if name in second]
     turned: list[tuple[str, str]] = []
@@ -96,7 +110,7 @@ def difference(first: dict[str, Named], second: dict[str, Named]) -> Difference:
     return Difference(
         len(names), both, turned, only_first, only_second,
         [name for name in second if name not in first], [name for name in first if name not in second],
-        not swapped, swapped,
+        not swapped, swapped, second.partial,
     )  # fmt: skip
 
 
@@ -140,7 +154,9 @@ class _Names:
             "publication.asked": lambda e: f"publication {e.data['model_step']} asked",
             "publication.ended": lambda e: f"publication {e.data['model_step']} {e.data['outcome']}",
             "controller.stage": lambda e: self._next(f"stage {e.data['stage']}"),
-            "foreign.progress": lambda e: f"{e.data['what']} {e.data['id']}".strip(),
+            "train.step": lambda e: f"step {e.data['step']} {e.data['what']}",
+            "train.rollout": lambda e: f"rollout {e.data['rollout']}",
+            "train.finished": lambda _: "training finished",
         }
 
     def name(self, event: Event) -> str | None:

@@ -181,12 +181,6 @@ def training(files: Files, builder: Builder, offset: float) -> None:
         else:
             known = counts[index] if isinstance(counts, list) and index < len(counts) else 0
             builder.add(at_s, "train.rollout", "trainer", rollout=index, samples=whole(known) or 0, judged=0)
-    steps = sum(what == "step" for what, _ in seen)
-    for at_s, kind in ends:
-        if "training" in kind.lower():
-            builder.add(at_s, "train.finished", "trainer", steps=steps)
-        else:
-            builder.add(at_s, "foreign.event", "trainer", name="finished", payload={"said": kind})
     if lines > len(seen) + len(ends):
         files.read[TRAINING].notes.append(f"{lines} lines tell of {len(seen)} steps and rollouts; each counts once")
     timelines = read.get("step_timelines")
@@ -196,6 +190,13 @@ def training(files: Files, builder: Builder, offset: float) -> None:
         at = number(epoch)
         if at is not None and number_.isdigit() and len(number_) < 10:
             builder.add(at - offset, "train.step", "trainer", step=int(number_), what="ended")
+    # Times are whole seconds: the end is told last.
+    steps = sum(what == "step" for what, _ in seen)
+    for at_s, kind in ends:
+        if "training" in kind.lower():
+            builder.add(at_s, "train.finished", "trainer", steps=steps)
+        else:
+            builder.add(at_s, "foreign.event", "trainer", name="finished", payload={"said": kind})
     for key in ("sample_integrity", "reward_evidence", "non_benign_error_lines"):
         if key in read:
             builder.add(builder.last_s, "foreign.event", name=f"reanalysis_{key}", payload={"value": read[key]})
