@@ -14,11 +14,14 @@ from protocol.errors import GatePoisoned, NoSuchActor, Outcome, SeatrialError
 from protocol.evidence import observer
 from protocol.messages import EngineAddress
 from protocol.ports import ActorHandle, backend
+from protocol.rollout.trace_store import RolloutTraceStore
 from protocol.serving.affinity import AffinitySnapshot, SessionAffinityRouter
 from protocol.serving.barrier import Member
 from protocol.serving.controller import RolloutController
 from protocol.serving.entrypoint import Entrypoint
 from protocol.serving.gate import RequestGate
+from protocol.serving.session_server import SessionServer
+from protocol.serving.turn_hooks import TraceHooks
 from protocol.training.publication import WeightPublisher
 from protocol.training.ranks import TrainingRank
 from protocol.training.rendezvous import Rendezvous
@@ -45,6 +48,8 @@ class Publishing:
     """Training ranks and where they meet."""
     front: Front | None = None
     """The routed proxy, where there is one."""
+    store: ActorHandle | None = None
+    """The trace store of session servers."""
 
     @property
     def entry(self) -> ActorHandle:
@@ -56,7 +61,8 @@ class Publishing:
         living = []
         front = () if self.front is None else (self.front.registrations, self.front.proxy)
         first = (*front, self.publisher, self.router, self.controller)
-        for handle in (*first, *self.ranks, *self.entrypoints, *self.gates):
+        last = () if self.store is None else (self.store,)
+        for handle in (*first, *self.ranks, *self.entrypoints, *self.gates, *last):
             try:
                 living.append(await backend().lookup(handle.name))
             except NoSuchActor:
@@ -84,9 +90,14 @@ async def deploy_publishing(
     assert model is not None
     port = backend()
     node = (await port.nodes())[0]
+    store = None
+    if model.session_server is not None:
+        store = await port.spawn(
+            classes.get("trace_store", RolloutTraceStore), name=f"traces-{service}", node=node
+        )  # fmt: skip
     pairs = await asyncio.gather(
         *(
-            _entrypoint(f"{service}-{number}", model, classes, address, homes[address.name], gateway)
+            _entrypoint(f"{service}-{number}", model, classes, address, homes[address.name], gateway, store)
             for number, address in enumerate(addresses)
         )
     )
@@ -133,6 +144,9 @@ async def deploy_publishing(
         prepare_timeout_s=model.controller.prepare_timeout_s,
         resume_timeout_s=model.controller.resume_timeout_s,
     )
+    if store is not None:
+        servers = [entrypoint.name for entrypoint in entrypoints]
+        port.emit("session_servers.deployed", service=service, servers=servers, store=store.name)
     if gates:
         await operator.publish(PublishParams(model_step=0))
     front = None
@@ -140,7 +154,7 @@ async def deploy_publishing(
         front = operator.front = await deploy_proxy(
             service, model.proxy, classes, backends, router, controller, gateway, node
         )  # fmt: skip
-    return Publishing(entrypoints, gates, controller, router, publisher, operator, ranks, front)
+    return Publishing(entrypoints, gates, controller, router, publisher, operator, ranks, front, store)
 
 
 async def _training(
@@ -179,15 +193,23 @@ async def _entrypoint(
     address: EngineAddress,
     node: str,
     gateway: ActorHandle,
+    store: ActorHandle | None,
 ) -> tuple[ActorHandle, ActorHandle | None]:
     port = backend()
     gate = None
     if model.gates:
         gate = await port.spawn(classes.get("gate", RequestGate), model.gate, name=f"gate-{suffix}", node=node)
-    entrypoint = await port.spawn(
-        classes.get("entrypoint", Entrypoint), model.entrypoint, address, gateway, gate,
-        name=f"entrypoint-{suffix}", node=node,
-    )  # fmt: skip
+    name = f"entrypoint-{suffix}"
+    if model.session_server is not None:
+        hooks = classes.get("turn_hooks", TraceHooks)(store)
+        entrypoint = await port.spawn(
+            classes.get("session_server", SessionServer), model.session_server, address, gateway, gate, hooks,
+            name=name, node=node,
+        )  # fmt: skip
+    else:
+        entrypoint = await port.spawn(
+            classes.get("entrypoint", Entrypoint), model.entrypoint, address, gateway, gate, name=name, node=node
+        )  # fmt: skip
     return entrypoint, gate
 
 

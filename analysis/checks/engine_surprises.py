@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from analysis.checks.base import Check, Handler
 from analysis.checks.ledger import Ledger, Process
+from analysis.checks.publishing_views import GENERATIONS
 from protocol.evidence import Event
 
 _NS = 1_000_000_000
@@ -162,7 +163,7 @@ class NothingToALeavingEngine(Check):
         self._leaving.setdefault((event.actor, event.inc), event)
 
     def _on_sent(self, event: Event) -> None:
-        if self._leaving and event.data["method"] == "/generate":
+        if self._leaving and event.data["method"] in GENERATIONS:
             leaving = self._leaving.get((event.data["target"], event.data["target_inc"]))
             if leaving is not None:
                 after_ns = event.t_ns - leaving.t_ns

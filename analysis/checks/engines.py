@@ -6,9 +6,13 @@ from typing import Any
 
 from analysis.checks.base import Check, Handler, shown
 from analysis.checks.ledger import Ledger, Process
+from analysis.checks.publishing_views import GENERATIONS
 from protocol.evidence import Event
 
 Weights = tuple[str, str]  # version, hash
+
+HARMLESS = frozenset(("/tokenize", "/v1/tokenize", "/v1/messages/count_tokens"))
+"""Routes of POSTs that change nothing, however often they are made."""
 
 
 class ServedVersion(Check):
@@ -186,7 +190,7 @@ class NoRouteBeforeHealth(Check):
 
     def _on_sent(self, event: Event) -> None:
         data = event.data
-        if data["method"] == "/generate":
+        if data["method"] in GENERATIONS:
             self.judged += 1
             if self._ready.get(data["target"], -1) < data["target_inc"]:
                 self._early.setdefault((data["target"], data["target_inc"]), event)
@@ -310,7 +314,7 @@ class AdminOnce(Check):
     def _on_sent(self, event: Event) -> None:
         data = event.data
         route = data["method"]
-        if route == "/generate" or route[:1] != "/":
+        if route in GENERATIONS or route in HARMLESS or route[:1] != "/":
             return
         self._open[data["call"]] = event
         key = ((event.actor, event.inc), (data["target"], data["target_inc"]))

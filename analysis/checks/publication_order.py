@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from analysis.checks.base import Check, Handler
 from analysis.checks.ledger import Ledger
-from analysis.checks.publishing_views import CONTINUE, GENERATE, UPDATES, Fleet, GateCalls, Place
+from analysis.checks.publishing_views import CONTINUE, GENERATIONS, UPDATES, Fleet, GateCalls, Place
 from protocol.evidence import Event
 
 
@@ -70,7 +70,7 @@ class PublicationOrder(Check):
         place = self._calls.sent(event)
         method = event.data["method"]
         if place is None:
-            if method == GENERATE:
+            if method in GENERATIONS:
                 self._fleet.sent_turn(event)
             elif method in UPDATES or method == CONTINUE:
                 self._on_backend(event, method)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from analysis.checks.base import Check, Handler, shown
 from analysis.checks.ledger import Ledger
-from analysis.checks.publishing_views import GENERATE, UPDATES, Fleet, GateCalls, Place
+from analysis.checks.publishing_views import GENERATIONS, UPDATES, Fleet, GateCalls, Place
 from protocol.evidence import Event
 
 _NS = 1_000_000_000
@@ -108,7 +108,7 @@ class NoUpdateUnderLease(Check):
                     leases.pop(0)
             return
         method = event.data["method"]
-        if method == GENERATE:
+        if method in GENERATIONS:
             self._fleet.sent_turn(event)
         elif method in UPDATES:
             place = self._fleet.by_replica.get(event.data["target"])
@@ -200,7 +200,7 @@ class PoisonedGateAdmitsNothing(Check):
         }
 
     def _on_sent(self, event: Event) -> None:
-        if self._calls.sent(event) is None and event.data["method"] == GENERATE:
+        if self._calls.sent(event) is None and event.data["method"] in GENERATIONS:
             place = self._fleet.by_entrypoint.get(event.actor)
             if place is not None and place.gate:
                 self._upstream[event.data["call"]] = (event, place)

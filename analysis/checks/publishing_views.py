@@ -8,7 +8,8 @@ from protocol.evidence import Event
 
 UPDATES = frozenset(f"/update_weights_from_{source}" for source in ("disk", "tensor", "distributed", "ipc"))
 """Routes that change weights."""
-GENERATE = "/generate"
+GENERATIONS = frozenset(("/generate", "/v1/chat/completions", "/v1/messages"))
+"""Routes of turns: an entrypoint's and those of a session server."""
 CONTINUE = "/continue_generation"
 
 

@@ -108,11 +108,20 @@ class AnswerIsTheEngines(Check):
     expected = "version and token count of each answer equal those of the engine's run"
     needs = ("request.done",)
 
+    def __init__(self, ledger: Ledger) -> None:
+        super().__init__(ledger)
+        self._over_http: dict[str, None] = {}
+
     def handlers(self) -> dict[str, Handler]:
-        return {"request.done": self._on_done}
+        return {"http.sent": self._on_http, "request.done": self._on_done}
+
+    def _on_http(self, event: Event) -> None:
+        # Anthropic's answers and streamed ones name no version; where one is named it is compared all the same.
+        self._over_http[event.data["request"]] = None
 
     def _on_done(self, event: Event) -> None:
         data = event.data
+        untold = self._over_http.pop(data["request"], self) is None and not data["version"]
         if data["outcome"] != "done":
             return
         request = self.ledger.requests.get(data["request"])
@@ -128,7 +137,7 @@ class AnswerIsTheEngines(Check):
             if run.finished_seq and (run.engine == engine or not engine[0]):
                 last = run
                 if run.completion_tokens == data["completion_tokens"] and (
-                    run.version == data["version"] or not run.completion_tokens
+                    run.version == data["version"] or untold or not run.completion_tokens
                 ):
                     return
         if last is None:
@@ -173,7 +182,11 @@ class UnexplainedFailures(Check):
         request = self.ledger.requests.get(data["request"])
         if request is None:
             return  # nothing_lost says so
-        if request.refused is not None and data["status"] == request.refused[1]:
+        if data["error"] == "Left":
+            reason = "left on purpose"
+        elif request.aborted and data["status"] == 503:
+            reason = "aborted by its engine"
+        elif request.refused is not None and data["status"] == request.refused[1]:
             reason = f"refused with {request.refused[1]}"
         else:
             error_ns = self.ledger.order.clock_error_ns

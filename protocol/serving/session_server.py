@@ -77,8 +77,12 @@ class SessionServer(Entrypoint):
             self._client_gone(request, serving)
 
     def _client_gone(self, request: RawRequest, serving: asyncio.Task[None]) -> None:
-        if generation_of(request.method, request.path) is None:
+        if self._generates(request) is None:
             serving.cancel()
+
+    def _generates(self, request: RawRequest) -> NativeFormat | None:
+        """The format of a generation; None for every other call."""
+        return generation_of(request.method, request.path)
 
     def _served(self, serving: asyncio.Task[None]) -> None:
         del self._serving[serving]
@@ -89,7 +93,7 @@ class SessionServer(Entrypoint):
         path = request.path
         form = format_of(path)
         try:
-            generation = generation_of(request.method, path)
+            generation = self._generates(request)
             if len(request.body) > self._settings.max_body_bytes:
                 out.fail(form, 413, f"the body is longer than {self._settings.max_body_bytes} bytes", retry=False)
             elif "/v1/responses" in path:

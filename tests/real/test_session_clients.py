@@ -1,4 +1,4 @@
-"""Clients nobody here wrote, `openai` and `anthropic`, against `python -m real.serve_sessions` and an emulated engine."""
+"""`openai` and `anthropic`, clients nobody here wrote, against `python -m real.serve_sessions` and an emulated engine."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_a_hook_that_fails_is_an_error_in_every_client(failing: Process) -> None
     with (
         pytest.raises(anthropic.APIError, match="nothing is recorded here"),
         anthropic_client(failing).messages.stream(**ask) as s,
-    ):  # noqa: E501
+    ):
         s.get_final_message()
 
 
