@@ -295,16 +295,23 @@ def _ray_talking_to(log: pathlib.Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _a_polite_kill_is_an_interrupt() -> Iterator[None]:
-    """SIGTERM ends the run as Ctrl-C does. Ray's own handler would print a stack and leave."""
+    """SIGTERM, and the end of the terminal, end the run as Ctrl-C does. Ray's own handler would print a stack.
+
+    Where the end of the terminal was to be ignored (nohup) it still is.
+    """
+    before: dict[signal.Signals, Any] = {}
     try:
-        before = signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            if number is signal.SIGTERM or signal.getsignal(number) is not signal.SIG_IGN:
+                before[number] = signal.signal(number, lambda *_: signal.raise_signal(signal.SIGINT))
     except ValueError:  # not the main thread, which alone gets the signal
         yield
         return
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @contextlib.contextmanager
