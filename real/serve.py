@@ -71,7 +71,7 @@ async def serve(
             await backend.spawn(HealthProber, health, handle, name="health")
             front = await backend.spawn(HttpFront, settings, http, handle, name="http")
             host, port = await front.address()
-            log(f"serving on http://{_in_url(host)}:{port} in front of {', '.join(e.name for e in engines)}")
+            log(f"serving on http://{url_host(host)}:{port} in front of {', '.join(e.name for e in engines)}")
             for engine in engines:
                 backend.background(_admit(backend, handle, engine, health.probe_timeout_s), name=f"admit {engine.name}")
             await stop.wait()
@@ -105,10 +105,11 @@ def engine_address(url: str) -> EngineAddress:
     more = parts.path not in ("", "/") or parts.query or parts.fragment or parts.username is not None
     if parts.scheme != "http" or not host or not port or more:
         raise Usage(f"--engine {url}: give it as http://HOST:PORT")
-    return EngineAddress(f"{_in_url(host)}:{port}", 0, host, port)
+    return EngineAddress(f"{url_host(host)}:{port}", 0, host, port)
 
 
-def _in_url(host: str) -> str:
+def url_host(host: str) -> str:
+    """A host as it stands in a URL."""
     return f"[{host}]" if ":" in host else host
 
 

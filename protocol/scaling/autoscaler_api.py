@@ -151,11 +151,12 @@ class AutoscalerApi:
     def _service(self, name: str, runtime: Runtime) -> dict[str, Any]:
         rules, state, frames = self._autoscaler.config.rules(name), runtime.state, runtime.collector.frames
         known = runtime.collector.current
-        # JSON already
+        # Nobody listed is nobody known: a service that never answered has an unknown number of replicas, not 0 of them.
+        # What follows is JSON already.
         pending: Any = [{**request.item(), "cleanup": request.cleanup} for request in state.pending]
         latest: Any = frames[-1].snapshot() if frames else None
         body = ServiceBody(
-            current_engines=known if known is not None or not frames else frames[-1].num_engines,
+            current_engines=known if known is not None or not frames else frames[-1].num_engines or None,
             min_engines=rules.min_engines,
             max_engines=rules.max_engines,
             last_scale_time=state.last_action_at,

@@ -6,6 +6,7 @@ One table each: it is served, described (`protocol.openapi`) and documented (doc
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from typing import Any, Final
 
 from protocol.config import HttpConfig
@@ -38,12 +39,13 @@ from protocol.scaling.bodies import (
 )
 from protocol.scaling.contract import Direction
 from protocol.scaling.policy import AutoscalerConfig
-from protocol.serving.http import Refusal
+from protocol.serving.http import Handler, Refusal
 from protocol.serving.http_routes import ApiAnswer, ControlRoutes, Route
 from protocol.serving.peer import Peer
 
 _ANSWER_S: Final = 30.0  # longer than an API waits for its manager
 _SLOW_S: Final = 150.0
+More = Mapping[tuple[str, str], Handler]
 _DIRECTIONS: Final[tuple[Direction, ...]] = ("scale_out", "scale_in")
 _SUBMIT_ERRORS: Final = {
     400: ("UNKNOWN_MODEL", "INVALID_RANGE"),
@@ -152,12 +154,14 @@ def scale_routes(config: HttpConfig, api: ActorHandle) -> ControlRoutes:
     return _in_front_of(SCALE_ROUTES, config, api)
 
 
-def autoscaler_routes(config: HttpConfig, api: ActorHandle) -> ControlRoutes:
-    """Serves AUTOSCALER_ROUTES in front of an AutoscalerApi."""
-    return _in_front_of(AUTOSCALER_ROUTES, config, api)
+def autoscaler_routes(config: HttpConfig, api: ActorHandle, more: More | None = None) -> ControlRoutes:
+    """Serves AUTOSCALER_ROUTES in front of an AutoscalerApi. ``more``: handlers of further routes."""
+    return _in_front_of(AUTOSCALER_ROUTES, config, api, more)
 
 
-def _in_front_of(routes: tuple[Route, ...], config: HttpConfig, api: ActorHandle) -> ControlRoutes:
+def _in_front_of(
+    routes: tuple[Route, ...], config: HttpConfig, api: ActorHandle, more: More | None = None
+) -> ControlRoutes:
     quick, slow = Peer(api, _ANSWER_S), Peer(api, _SLOW_S)
 
     async def ask(route: Route, arguments: tuple[Any, ...], query: dict[str, str]) -> ApiAnswer:
@@ -170,7 +174,7 @@ def _in_front_of(routes: tuple[Route, ...], config: HttpConfig, api: ActorHandle
         return answer
 
     return ControlRoutes(
-        routes, ask, max_body_bytes=config.max_body_bytes, retry_after_s=config.retry_after_s
+        routes, ask, max_body_bytes=config.max_body_bytes, retry_after_s=config.retry_after_s, more=more
     )  # fmt: skip
 
 

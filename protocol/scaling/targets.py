@@ -2,7 +2,7 @@
 
 ``actor://NAME`` is the actor of that name, found anew after its death; it answers as
 :class:`protocol.scaling.api.ScaleApi` does. Other URLs are for a world that can reach them: it overrides
-:meth:`protocol.scaling.autoscaler_api.AutoscalerApi.connect`.
+:meth:`protocol.scaling.autoscaler_api.AutoscalerApi.connect` (over HTTP: ``real.scale_target``).
 """
 
 from __future__ import annotations

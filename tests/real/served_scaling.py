@@ -18,7 +18,7 @@ from protocol.scaling.autoscaler_api import AutoscalerApi
 from protocol.scaling.policy import AutoscalerConfig
 from real.http_control import ControlFront
 from real.http_server import ServerSettings
-from tests.protocol.fake import FakeEngines
+from tests.protocol.fake import FakeEngine, FakeEngines
 from tests.protocol.scaling.autoscaler_world import page
 from tests.protocol.scaling.world import ScalingWorld, service
 
@@ -33,6 +33,15 @@ class Engines(FakeEngines):
         return super().client(address) if known else Page()
 
 
+def place(ports: tuple[int, ...]) -> None:
+    """Replica n of this process is at 127.0.0.1 and the n-th of these ports, where somebody serves its page."""
+
+    def address(engine: FakeEngine) -> EngineAddress:
+        return EngineAddress(engine.name, engine.incarnation, "127.0.0.1", ports[int(engine.name.split("-")[1])])
+
+    FakeEngine.address = property(address)  # type: ignore[assignment, method-assign]  # of this process alone
+
+
 class Page:
     """A replica that is half used, and whose queue is empty."""
 
@@ -40,7 +49,9 @@ class Page:
         return 200, page(token_usage=0.5, num_queue_reqs=0, num_running_reqs=3, gen_throughput=100)
 
 
-async def serve(token: str, max_body_bytes: int) -> None:
+async def serve(token: str, max_body_bytes: int, ports: tuple[int, ...]) -> None:
+    if ports:
+        place(ports)
     loop = asyncio.get_running_loop()
     world = ScalingWorld()
     world.engines = Engines(world)
@@ -69,8 +80,9 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--token", default="")
     parser.add_argument("--max-body-bytes", type=int, default=65_536)
+    parser.add_argument("--page-port", type=int, action="append", default=[])
     given = parser.parse_args()
-    asyncio.run(serve(given.token, given.max_body_bytes))
+    asyncio.run(serve(given.token, given.max_body_bytes, tuple(given.page_port)))
     return 0
 
 

@@ -1,0 +1,156 @@
+"""Serve our autoscaler over scale APIs that somebody else serves: ``python -m real.autoscaler --config FILE``.
+
+One process, without Ray. The services are those of ``service_targets`` in the configuration, each the URL of a scale
+API (docs/api.md), of ours or of another that speaks like it. Exit codes: 0 when asked to stop (SIGTERM, Ctrl-C), 1 when
+a background task failed, 2 for bad usage.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import pathlib
+import signal
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pydantic
+
+from protocol.config import HttpConfig
+from protocol.openapi import document
+from protocol.scaling.http_tables import autoscaler_routes
+from protocol.scaling.policy import AutoscalerConfig
+from protocol.serving.http import HttpAnswer, HttpRequest, json_answer
+from real.http_call import new_session
+from real.http_server import HttpServer, PortTaken, ServerSettings
+from real.local import LocalBackend
+from real.scale_target import HttpAutoscalerApi
+from real.serve import Usage, url_host
+
+
+async def serve(
+    config: AutoscalerConfig,
+    settings: ServerSettings,
+    *,
+    target_token: str,
+    start: bool,
+    log: Callable[[str], None],
+    stop: asyncio.Event,
+) -> int:
+    """Serve until ``stop`` is set; returns the exit code. Raises PortTaken: nothing was served."""
+    failed: list[BaseException] = []
+
+    def crashed(error: BaseException) -> None:
+        failed.append(error)
+        stop.set()
+
+    def emitted(kind: str, fields: dict[str, Any]) -> None:
+        if kind == "autoscaler.request":
+            log(f"{fields['service']}: {fields['action']} to {fields['target']}: {fields['what']} ({fields['state']})")
+
+    async with new_session() as session:
+        backend = LocalBackend(session, emit=emitted, crashed=crashed)
+        asyncio.get_running_loop().seatrial_backend = backend  # type: ignore[attr-defined]  # a mark, looked for by name
+        server: HttpServer | None = None
+        try:
+            scaler = await backend.spawn(
+                HttpAutoscalerApi, config, session, token=target_token, begin=start, name="autoscaler"
+            )  # fmt: skip
+            http = HttpConfig()
+            described = document({"": "autoscaler"})
+
+            async def openapi(request: HttpRequest) -> HttpAnswer:
+                return json_answer(described)
+
+            server = HttpServer(autoscaler_routes(http, scaler, {("GET", "/openapi.json"): openapi}), settings)
+            host, port = await server.start()
+            services = ", ".join(f"{name} ({url})" for name, url in config.service_targets.items()) or "none yet"
+            log(f"serving on http://{url_host(host)}:{port} for {services}")
+            if not start:
+                log("nothing is decided before POST /start")
+            await stop.wait()
+            log("stopping: nothing more is decided")
+            await scaler.wind_down()
+        finally:
+            if server is not None:
+                await server.stop()
+            await backend.close()
+    for error in failed:
+        log(f"failed: {type(error).__name__}: {error}")
+    return 1 if failed else 0
+
+
+def read_config(path: str) -> AutoscalerConfig:
+    """A configuration in a file, as GET /config answers it. Raises Usage."""
+    try:
+        given = json.loads(pathlib.Path(path).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, ValueError, RecursionError) as error:
+        raise Usage(f"--config {path}: {getattr(error, 'strerror', None) or error}") from None
+    if not isinstance(given, dict):
+        raise Usage(f"--config {path}: write a JSON object, as GET /config answers it")
+    try:
+        # Who names no rollout service has none: the default is another deployment's.
+        return AutoscalerConfig.model_validate({"rollout_service_url": None, **given})
+    except pydantic.ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        key = ".".join(map(str, first["loc"]))
+        raise Usage(f"--config {path}: {key + ': ' if key else ''}{first['msg']}") from None
+
+
+def _token(option: str, path: str | None) -> str:
+    if path is None:
+        return ""
+    try:
+        token = pathlib.Path(path).read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise Usage(f"{option} {path}: {getattr(error, 'strerror', None) or error}") from None
+    if not token:
+        raise Usage(f"{option} {path}: is empty; write the token into it")
+    return token
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m real.autoscaler", description=(__doc__ or "").partition("\n\n")[0])
+    parser.add_argument("--config", required=True, metavar="FILE", help="JSON, as GET /config answers it")
+    parser.add_argument("--start", action="store_true", help="decide at once, without waiting for POST /start")
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on; any but loopback needs a token")
+    parser.add_argument("--port", type=int, default=0, help="0 (default): any free one; the first line tells it")
+    parser.add_argument("--token-file", metavar="FILE", help="clients must bring its content as a bearer token")
+    parser.add_argument("--target-token-file", metavar="FILE", help="the token that the services ask for")
+    parser.add_argument("--grace-s", type=float, default=5.0, help="for what is in flight when asked to stop")
+    return parser
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The command; returns its exit code."""
+    given = _parser().parse_args(arguments)
+    try:
+        settings = ServerSettings.model_validate(
+            {"host": given.host, "port": given.port, "token": _token("--token-file", given.token_file),
+             "shutdown_grace_s": given.grace_s}
+        )  # fmt: skip
+        target_token = _token("--target-token-file", given.target_token_file)
+        return asyncio.run(_until_signalled(read_config(given.config), settings, target_token, given.start))
+    except pydantic.ValidationError as error:
+        for problem in error.errors(include_url=False, include_input=False):
+            print(f"error: {'.'.join(map(str, problem['loc']))} {problem['msg']}".replace("  ", " "), file=sys.stderr)
+        return 2
+    except (Usage, PortTaken) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+
+
+async def _until_signalled(config: AutoscalerConfig, settings: ServerSettings, target_token: str, start: bool) -> int:
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    return await serve(
+        config, settings, target_token=target_token, start=start,
+        log=lambda line: print(line, file=sys.stderr, flush=True), stop=stop,
+    )  # fmt: skip
+
+
+if __name__ == "__main__":
+    sys.exit(main())
