@@ -79,9 +79,9 @@ SESSION_SCENARIOS: dict[str, str] = {
         "sessions_aborted",
         "An operator's pause aborts long turns in mid-generation.",
         http="anthropic: 0",
-        steps="\n- {at_s: 1.0, do: admin, with: {operation: pause}}\n- {at_s: 3.0, do: admin, with: {operation: pause}}\n",
+        steps="\n- {at_s: 0.5, do: admin, with: {operation: pause}}\n",
         output="uniform: {low: 40, high: 60}",
-        agents="sessions: 16, turns: 4, think_s: 0.1",
+        agents="sessions: 24, at_once: 12, turns: 4, think_s: 0.1",
         admin="{pause_mode: abort, pause_hold_s: 0.5}",
     ),
     "sessions_refused": _scenario(
@@ -92,7 +92,7 @@ SESSION_SCENARIOS: dict[str, str] = {
         steps=_links("bad_answer", 'what: refused_while_generating, method: "/v1/*", count: 3', 1.0, "policy-{number}")
         + "- {at_s: 1.15, do: publish, with: {model_step: 1}}\n",
         output="uniform: {low: 120, high: 160}",
-        agents="sessions: 16, turns: 3, think_s: 0.1",
+        agents="sessions: 48, at_once: 12, turns: 2, think_s: 0.1",
     ),
     "sessions_published": _scenario(
         "sessions_published",
@@ -102,6 +102,6 @@ SESSION_SCENARIOS: dict[str, str] = {
         steps="\n- {at_s: 1, do: publish, with: {model_step: 1}}\n- {at_s: 2.5, do: publish, with: {model_step: 2}}\n",
         acceptance=_PUBLISHED,
         output="uniform: {low: 40, high: 60}",
-        agents="sessions: 16, turns: 4, think_s: 0.1",
+        agents="sessions: 72, at_once: 12, turns: 4, think_s: 0.1",
     ),
 }

@@ -195,14 +195,16 @@ def _server(name: str, source: str, cls: Callable[..., Any], scenario: str, chec
     return Mutant(name, source, "session_server", SessionServer, cls, scenario, check)
 
 
+_TRACED, _TOLD, _TOUCHED = "session_turns_are_traced", "failures_are_told", "only_generations_are_touched"
+
 MUTANTS = (
-    _server("end told before the record", "S-11", TellsBeforeItRecords, "sessions_slow_store", "session_turns_are_traced"),
-    _server("hook error in a foreign shape", "S-12", FailsInAForeignShape, "sessions_lost_store", "failures_are_told"),
-    _server("nonsense passed as an answer", "S-13", PassesNonsense, "sessions_nonsense", "failures_are_told"),
-    _server("generation ends with its client", "S-14", GivesUpWithItsClient, "sessions_left", "session_turns_are_traced"),
-    _server("token counts are traced", "S-15", TracesCounts, "sessions_over_http", "only_generations_are_touched"),
-    _server("aborted turn is whole", "S-22", TakesAbortedForWhole, "sessions_aborted", "session_turns_are_traced"),
-    _server("private fields leave", "G-15", ForwardsPrivateFields, "sessions_over_http", "only_generations_are_touched"),
+    _server("end told before the record", "S-11", TellsBeforeItRecords, "sessions_slow_store", _TRACED),
+    _server("hook error in a foreign shape", "S-12", FailsInAForeignShape, "sessions_lost_store", _TOLD),
+    _server("nonsense passed as an answer", "S-13", PassesNonsense, "sessions_nonsense", _TOLD),
+    _server("generation ends with its client", "S-14", GivesUpWithItsClient, "sessions_left", _TRACED),
+    _server("token counts are traced", "S-15", TracesCounts, "sessions_over_http", _TOUCHED),
+    _server("aborted turn is whole", "S-22", TakesAbortedForWhole, "sessions_aborted", _TRACED),
+    _server("private fields leave", "G-15", ForwardsPrivateFields, "sessions_over_http", _TOUCHED),
     _server("failed record poisons", "G-12", PoisonsOnAFailedHook, "sessions_lost_store", "occurs"),
     _server("any 4xx has ended", "G-6", TakesAny4xxForEnded, "sessions_refused", "no_update_under_lease"),
     _server("streams past the gate", "G-14", StreamsWithoutALease, "sessions_published", "no_update_under_lease"),
