@@ -319,8 +319,9 @@ class NeverAboveTarget(_PlacementCheck):
             self._asked_seq = event.seq
 
     def _on_state(self, event: Event) -> None:
-        if event.data["state"] != "CREATED" or not self._initial:
-            return  # where nobody said how many there were, nothing can be counted
+        group = self.groups.all.get(event.data["group"])
+        if event.data["state"] != "CREATED" or not self._initial or (group is not None and group.state == "CREATED"):
+            return  # where nobody said how many there were, nothing can be counted; what is told again is no other one
         self.judged += 1
         created = sum(group.state == "CREATED" for group in self.groups.open()) + 1
         initial = sum(self._initial.values())

@@ -263,6 +263,15 @@ def test_never_more_than_anybody_asked_for() -> None:
         assert h.end().judged("never_above_target").result == expected
 
 
+def test_a_group_that_two_processes_tell_of_is_one() -> None:
+    h = Scaled()
+    h.submitted("op", target=2)
+    h.elastic("m-1", "g1")
+    h.group("g1", "CREATED", owner="driver")
+    row = h.end().judged("never_above_target")
+    assert (row.result, row.judged) == ("pass", 1)
+
+
 def test_groups_are_not_counted_where_nobody_said_how_many_replicas_there_were() -> None:
     h = Scaled()
     h.events = [event for event in h.events if event.kind != "scale.snapshot"]  # the beginning was lost

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pathlib
 import shutil
@@ -121,3 +122,34 @@ def test_shared_memory_is_too_small(tmp_path: pathlib.Path, temporary: str) -> N
     assert os.listdir(temporary) == []
     if ended.returncode == 2:
         assert ended.stderr.startswith("error: ") and not out.exists()
+
+
+@pytest.fixture
+def small_disk(temporary: str) -> Iterator[str]:
+    """A file system of its own for the run's temporary folder."""
+    if os.geteuid() != 0 or shutil.which("mount") is None:
+        pytest.skip("mounts need root")
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=400m", "tmpfs", temporary], check=True)
+    try:
+        yield temporary
+    finally:
+        subprocess.run(["umount", "-l", temporary], check=True)
+
+
+def test_the_disk_is_full_in_the_middle(tmp_path: pathlib.Path, small_disk: str) -> None:
+    """Events are lost, so that nothing can be said: neither that it failed nor that it passed."""
+    with command(tmp_path, small_disk, *EMULATED, text=QUIET) as run:
+        run.wait_for_event("request.done")
+        filler = pathlib.Path(small_disk, "filler")
+        with filler.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+            while file.write(b"x" * 4096):
+                pass
+        try:
+            code, out, err = run.wait(100)
+        finally:
+            filler.unlink()
+        assert run.left() == [], out + err
+    print(out + err)
+    assert code == 3, out + err
+    assert "is full, and events could not be written" in out
+    assert judge_run(RunDir.open(run.out)).result == "inconclusive"
