@@ -36,13 +36,13 @@ _PROBE_PROMPT_TOKENS = 4
 
 @observer
 class RoutedProxy:
-    """Forwards a session to one of the registered backends, the same one while it is registered. An actor.
+    """Forwards a session to one of the registered backends, always the same one, and refuses it without. An actor.
 
     Args:
         service: whose backends.
         model: its name, as registrations must give it.
         backends: (URL, handle, method of a turn) of everybody who might be registered.
-        busy_answers: admin POSTs after the start that are answered with 503.
+        busy_answers: admin POSTs after the first probe that are answered with 503.
     """
 
     def __init__(
@@ -72,7 +72,6 @@ class RoutedProxy:
         if route == NEW:
             effect = "duplicate" if url in self._table else "registered"
             self._table[url] = None
-            self._started = True
         elif not url:
             effect = "deleted_all"
             self._table = {}
@@ -84,13 +83,13 @@ class RoutedProxy:
     @data_call
     async def handle(self, request: GenerateRequest) -> TurnResult:
         """A turn of a session. Raises HttpError 503, *not done*, without a backend for it; else as the backend does."""
-        url = self._sessions.get(request.session_id, "")
-        if url not in self._table:
-            if not self._table:
-                raise HttpError(f"{self._service}: no backend", status=503, body="no backend", outcome=Outcome.NOT_DONE)
+        url = self._sessions.get(request.session_id)
+        if url is None and self._table:
             urls = list(self._table)
             url = self._sessions[request.session_id] = urls[self._turn % len(urls)]
             self._turn += 1
+        if url not in self._table:
+            raise HttpError(f"{self._service}: no backend", status=503, body="no backend", outcome=Outcome.NOT_DONE)
         backend().emit(
             "proxy.forwarded", service=self._service, session=request.session_id, request=request.request_id, url=url
         )
@@ -104,6 +103,7 @@ class RoutedProxy:
 
     async def _chat(self, body: dict[str, Any]) -> AdminReply:
         session = str(body.get("session_id", ""))
+        self._started = True
         name = backend().new_id("probe")
         request = GenerateRequest(
             name, _PROBE_PROMPT_TOKENS, int(body["max_tokens"]), session_id=session, idempotent=False

@@ -9,11 +9,13 @@ import hashlib
 
 from analysis.checks.base import Check, Handler
 from analysis.checks.ledger import Ledger, Process
-from analysis.checks.publishing_views import Fleet
+from analysis.checks.publishing_views import UPDATES, Fleet
 from protocol.evidence import Event
 
 _NS = 1_000_000_000
 _SLACK_NS = 6 * _NS  # what a rank needs beyond its deadline to be given up by whoever called it
+_LEARNT_NS = 5 * _NS  # by then who publishes has heard of a replacement
+_TO_MEMBERS = UPDATES | {"/init_weights_update_group"}
 _MANIFEST = "manifest.json"
 
 
@@ -224,6 +226,46 @@ class EveryRankLeaves(Check):
 
     def observed(self) -> str:
         return f"{self.judged} ended, the longest after {self._longest_ns / _NS:.3f} s, {self.violations} too late"
+
+
+class UpdatesMeetTheLiving(Check):
+    """An update is sent to the engine processes that live, not to ones that were replaced before (W-1, W-2, 9.1)."""
+
+    name = "updates_meet_the_living"
+    expected = "no update to a process whose successor was ready before"
+    needs = ("publishing.deployed",)
+
+    def __init__(self, ledger: Ledger) -> None:
+        super().__init__(ledger)
+        self._fleet = Fleet()
+        self._ready: dict[str, Event] = {}
+
+    def handlers(self) -> dict[str, Handler]:
+        return {
+            "publishing.deployed": self._fleet.deployed,
+            "engine.ready": self._on_ready,
+            "call.sent": self._on_sent,
+        }
+
+    def _on_ready(self, event: Event) -> None:
+        self._ready[event.actor] = event
+
+    def _on_sent(self, event: Event) -> None:
+        data = event.data
+        if data["method"] not in _TO_MEMBERS or data["target"] not in self._fleet.by_replica:
+            return
+        self.judged += 1
+        ready = self._ready.get(data["target"])
+        if ready is not None and ready.inc > data["target_inc"] and event.t_ns - ready.t_ns > _LEARNT_NS:
+            self.violation(
+                f"{event.actor} sent {data['method']} to {data['target']}/{data['target_inc']}, long after "
+                f"{data['target']}/{ready.inc} was ready",
+                ready.seq,
+                event.seq,
+            )
+
+    def observed(self) -> str:
+        return f"{self.judged} updates, {self.violations} to a process that was replaced"
 
 
 class MemoryOrder(Check):

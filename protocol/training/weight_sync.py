@@ -63,7 +63,10 @@ class WeightSync:
         if not active:
             raise BarrierError("no active engine to update", outcome=Outcome.NOT_DONE)
         deadline = _now() + self._config.timeout_s
-        targets = list(active)
+        targets = sorted(active, key=lambda address: address.name)
+        # The ranks beside an engine are those of its devices, whoever else takes part.
+        fleet = sorted(address.name for address in (*active, *inactive))
+        beside = {name: self._beside(number, len(fleet)) for number, name in enumerate(fleet)}
         failed: dict[str, Failure] = {}
         if self._config.transport == "nccl":
             await self._everywhere("taken", "take", version)
@@ -74,11 +77,11 @@ class WeightSync:
             await self._everywhere("taken", "take", version)
         registers = self._config.transport == "checkpoint_engine"
         if registers:
-            await self._bind(_without(targets, failed), inactive)
+            await self._bind(_without(targets, failed), inactive, beside)
             await self._by_all("registered", "register", version, deadline)
             await self._everywhere("offloaded", "offload")
         while left := _without(targets, failed):
-            await self._bind(left, inactive)
+            await self._bind(left, inactive, beside)
             if self._config.transport != "nccl":
                 failed |= await self._post("weights_back", left, RESUME, {"tags": ["weights"]})
             new = await self._by_all("updated", "update", version, deadline)
@@ -97,11 +100,16 @@ class WeightSync:
 
     # --- stages ---
 
-    async def _bind(self, active: Sequence[EngineAddress], inactive: Sequence[EngineAddress]) -> None:
+    async def _bind(
+        self,
+        active: Sequence[EngineAddress],
+        inactive: Sequence[EngineAddress],
+        beside: dict[str, tuple[int, ...]],
+    ) -> None:
         """Tell every rank whom the next update is for. Before each one, so that replaced engines are met (W-1)."""
         config = self._config
-        targets = [Target(address, "active", self._beside(n, len(active))) for n, address in enumerate(active)]
-        targets += [Target(address, "inactive", (0,)) for address in inactive]
+        targets = [Target(address, "active", beside[address.name]) for address in active]
+        targets += [Target(address, "inactive", beside[address.name]) for address in inactive]
         binding = Binding(
             config.transport, config.ranks, round(config.bucket_gb * 1e9), config.master_port, tuple(targets)
         )

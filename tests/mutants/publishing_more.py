@@ -1,0 +1,156 @@
+"""More wrong gates, controllers and routers, and publishers that ask for a native pause at a bad moment."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from protocol.config import GateConfig
+from protocol.errors import SeatrialError
+from protocol.ports import backend, data_call
+from protocol.serving.affinity import SessionAffinityRouter
+from protocol.serving.barrier import BarrierView
+from protocol.serving.controller import RolloutController
+from protocol.serving.gate import RequestGate, RequestLease, SettlementReceipt
+from protocol.training.publication import WeightPublisher
+from tests.mutants.registry import Mutant
+
+# --- situations: right publishers that ask for what must be refused ---
+
+
+class PausesBeside(WeightPublisher):
+    """Asks for a native pause while its publication drains, and goes on when it is refused."""
+
+    async def publish(self, model_step: int) -> None:
+        beside = asyncio.get_running_loop().create_task(self._pause(), name="pause-beside")
+        try:
+            await super().publish(model_step)
+        finally:
+            await beside
+
+    async def _pause(self) -> None:
+        while await self._controller.barrier() is None:
+            await asyncio.sleep(0.0005)
+        try:
+            await self._controller.pause_generation("abort")
+            await self._controller.continue_generation()
+        except SeatrialError:
+            return  # refused, as it should be
+
+
+class PausesAfterFailure(WeightPublisher):
+    """Asks for a native pause when a publication has failed."""
+
+    async def publish(self, model_step: int) -> None:
+        try:
+            await super().publish(model_step)
+        except SeatrialError:
+            try:
+                await self._controller.pause_generation("abort")
+                await self._controller.continue_generation()
+            except SeatrialError:
+                pass  # refused, as it should be
+            raise
+
+
+# --- gates ---
+
+
+class WakesAndGrants(RequestGate):
+    """Whoever is woken is granted a lease, also when the gate was sealed by then."""
+
+    async def _until(self, reached: Callable[[], bool]) -> None:
+        if not reached():
+            waiter = asyncio.get_running_loop().create_future()
+            self._waiting[waiter] = None
+            try:
+                await waiter
+            finally:
+                self._waiting.pop(waiter, None)
+
+
+class OneLane(RequestGate):
+    """Serves requests and what is asked of the gate in one lane of eight."""
+
+    def __init__(self, config: GateConfig) -> None:
+        super().__init__(config)
+        self._lane = asyncio.Semaphore(8)
+
+    @data_call
+    async def request(self, session_id: str, timeout_s: float) -> RequestLease:
+        async with self._lane:
+            return await super().request(session_id, timeout_s)
+
+    async def settle(self, request_id: str, receipt: SettlementReceipt | None) -> None:
+        async with self._lane:
+            await super().settle(request_id, receipt)
+
+    async def install_version(self, epoch: int, model_step: int) -> None:
+        async with self._lane:
+            await super().install_version(epoch, model_step)
+
+    async def reopen(self, epoch: int) -> None:
+        async with self._lane:
+            await super().reopen(epoch)
+
+
+# --- controllers ---
+
+
+class DropsItsBarrier(RolloutController):
+    """Forgets the barrier when its preparation fails."""
+
+    async def prepare_pause(self, timeout_s: float | None = None) -> BarrierView:
+        try:
+            return await super().prepare_pause(timeout_s)
+        except SeatrialError:
+            self._barrier = None
+            raise
+
+
+class PausesInTheBarrier(RolloutController):
+    """Pauses natively whoever asks, also in a barrier."""
+
+    def _refuse_in_barrier(self, what: str) -> None:
+        return None
+
+
+class LetsHealthGoOn(RolloutController):
+    """Does not hold health while backends are paused on purpose."""
+
+    async def _hold(self, for_s: float) -> None:
+        return None
+
+
+# --- routers ---
+
+
+class WaitsForTheTrainer(SessionAffinityRouter):
+    """Shares its thread with the trainer, and forwards nothing while that computes."""
+
+    async def _sync(self) -> None:
+        await super()._sync()
+        await backend().blocking(4.0)
+
+
+def _of(component: str, twin: type) -> Any:
+    def make(name: str, source: str, cls: type, scenario: str, check: str) -> Mutant:
+        return Mutant(name, source, component, twin, cls, scenario, check)
+
+    return make
+
+
+_gate = _of("gate", RequestGate)
+_controller = _of("controller", RolloutController)
+
+MUTANTS = (
+    _gate("granted after the seal", "G-16", WakesAndGrants, "publish_busy", "no_update_under_lease"),
+    _gate("one lane for all", "C-10", OneLane, "many_wait", "occurs"),
+    _controller("barrier dropped on failure", "C-6", DropsItsBarrier, "native_pause_after_failure", "occurs"),
+    _controller("native pause in a barrier", "C-8", PausesInTheBarrier, "native_pause", "occurs"),
+    _controller("health goes on in a barrier", "C-9", LetsHealthGoOn, "slow_load", "occurs"),
+    _of("affinity", SessionAffinityRouter)(
+        "router on the trainer's thread", "A-9", WaitsForTheTrainer, "sessions_quick", "latency_p99"
+    ),
+)
