@@ -11,7 +11,7 @@ import json
 from collections.abc import AsyncGenerator
 from typing import Final, Literal, NamedTuple, get_args
 
-from protocol.errors import ConnectionLost
+from protocol.errors import ConnectionLost, NetworkError
 from protocol.messages import HttpHead
 
 Pieces = AsyncGenerator[HttpHead | bytes, None]
@@ -101,10 +101,10 @@ def _joined(events: list[bytes]) -> bytes:
 async def bad(pieces: Pieces, what: str, path: str) -> Pieces:
     """The pieces of an answer that has gone bad. What is no 2xx is left as it is."""
     if what == "refused_while_generating":
-        engine = asyncio.get_running_loop().create_task(_to_the_end(pieces), name=f"unheard {path}")
+        # The connection behind the one that answers stays open, so that the engine goes on.
+        asyncio.get_running_loop().create_task(_to_the_end(pieces), name=f"unheard {path}")
         for piece in _given(refusal(path)):
             yield piece
-        await asyncio.shield(engine)  # the connection behind the one that has answered stays open
         return
     async with contextlib.aclosing(pieces):
         head = await anext(pieces)
@@ -126,6 +126,7 @@ def _given(answer: BadAnswer) -> tuple[HttpHead, bytes]:
 
 
 async def _to_the_end(pieces: Pieces) -> None:
-    async with contextlib.aclosing(pieces):
-        async for _ in pieces:
-            pass
+    with contextlib.suppress(NetworkError):
+        async with contextlib.aclosing(pieces):
+            async for _ in pieces:
+                pass

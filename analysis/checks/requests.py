@@ -184,7 +184,7 @@ class UnexplainedFailures(Check):
             return  # nothing_lost says so
         if data["error"] == "Left":
             reason = "left on purpose"
-        elif request.aborted and data["status"] == 503:
+        elif request.aborted and data["error"] == "HttpError" and data["status"] in (200, 503):
             reason = "aborted by its engine"
         elif request.refused is not None and data["status"] == request.refused[1]:
             reason = f"refused with {request.refused[1]}"

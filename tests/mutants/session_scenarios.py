@@ -31,11 +31,11 @@ def _scenario(
     )
 
 
-def _links(fault: str, parameters: str, at_s: float = 0.2, to: str = "traces-policy") -> str:
+def _links(fault: str, parameters: str, at_s: float = 0.2, to: str = "traces-policy", ends: str = "") -> str:
     """A fault of messages on the way from each session server to the store, or to its own replica."""
     return "\n" + "".join(
         f"- {{at_s: {at_s}, do: {fault}, target: {{link: {{from: entrypoint-policy-{number}, "
-        f"to: {to.format(number=number)}}}}}, with: {{{parameters}}}}}\n"
+        f"to: {to.format(number=number)}}}}}, with: {{{parameters}}}{ends}}}\n"
         for number in (0, 1)
     )
 
@@ -89,8 +89,10 @@ SESSION_SCENARIOS: dict[str, str] = {
         "A replica answers 400 and generates all the same; a version is published meanwhile.",
         http="stream: 0.5",
         gates=True,
-        steps=_links("bad_answer", 'what: refused_while_generating, method: "/v1/*", count: 3', 1.0, "policy-{number}")
-        + "- {at_s: 1.15, do: publish, with: {model_step: 1}}\n",
+        steps=_links(
+            "bad_answer", 'what: refused_while_generating, method: "/v1/*"', 1.0, "policy-{number}", ", for_s: 1"
+        )
+        + "- {at_s: 1.4, do: publish, with: {model_step: 1}}\n",
         output="uniform: {low: 120, high: 160}",
         agents="sessions: 48, at_once: 12, turns: 2, think_s: 0.1",
     ),
