@@ -78,24 +78,29 @@ class NoEndInAnUpdate(_PlacementCheck):
 
     def __init__(self, ledger: Ledger) -> None:
         super().__init__(ledger)
+        self._services: dict[str, None] = {}
         self._loading: dict[Process, int] = {}  # replica -> seq of the update that reached it
         self._draining: dict[Process, Event] = {}
         self._grace_ns = round(ledger.preregistered.shadow_s * 1e9)
 
     def own(self) -> dict[str, Handler]:
         return {
+            "rollout.scaled": self._on_scaled,
             "engine.post": self._on_post,
             "engine.weights": self._on_weights,
             "scale.drain": self._on_drain,
             "actor.died": self._on_died,
         }
 
+    def _on_scaled(self, event: Event) -> None:
+        self._services[event.data["service"]] = None
+
     def _on_post(self, event: Event) -> None:
-        if event.data["route"] != _UPDATE:
-            return
+        service = event.actor.rpartition("-")[0]
+        if event.data["route"] != _UPDATE or service not in self._services:
+            return  # of other services nobody updates all replicas at once; a replacement may load at any time
         self.judged += 1
         self._loading[event.actor, event.inc] = event.seq
-        service = event.actor.rpartition("-")[0]
         for (name, _), chosen in self._draining.items():
             if name.rpartition("-")[0] == service:
                 self.violation(f"{event.actor} was given weights while {name} drained", chosen.seq, event.seq)
