@@ -166,12 +166,27 @@ def schema(out: pathlib.Path, check: bool) -> None:
 
 
 @main.command()
-@click.option("--data", type=click.Path(path_type=pathlib.Path), help="Folder of recorded GPU runs.")
+@click.argument("runs", type=click.Path(path_type=pathlib.Path), nargs=-1)
+@click.option("--data", type=click.Path(path_type=pathlib.Path), help="Folder of recorded GPU runs, instead of RUNS.")
+@click.option(
+    "--base",
+    type=click.Path(path_type=pathlib.Path, dir_okay=False),
+    help="With RUNS: profile that gives what they cannot tell; default: the shipped one that they ran with.",
+)
 @click.option(
     "--out", type=click.Path(path_type=pathlib.Path, dir_okay=False), help="Profile to write; default: print it."
 )
-def calibrate(data: pathlib.Path | None, out: pathlib.Path | None) -> None:
-    """Fit an engine profile to recorded GPU runs and state its error."""
+def calibrate(
+    runs: tuple[pathlib.Path, ...], data: pathlib.Path | None, base: pathlib.Path | None, out: pathlib.Path | None
+) -> None:
+    """Fit an engine profile to run directories of ours, or to recorded GPU runs, and state its error."""
+    if runs:
+        from analysis.calibrate_runs import run_calibrate_runs
+
+        if data is not None:
+            raise BadInput("calibrate: give RUNS or --data, not both")
+        click.echo(run_calibrate_runs(runs, base, out), nl=False)
+        return
     from analysis.calibrate import run_calibrate
 
     sys.exit(run_calibrate(data, out))
