@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 
-from protocol.messages import GenerateRequest, GenerateResult
+from protocol.messages import ForwardReply, ForwardRequest, GenerateRequest, GenerateResult
 from protocol.ports import data_call
 from protocol.serving.entrypoint import Entrypoint, TurnResult
 from protocol.serving.gateway import Gateway
@@ -25,6 +26,18 @@ class CanaryGateway(Gateway):
         """As the gateway, but for the count."""
         result = await super().generate(request)
         return dataclasses.replace(result, completion_tokens=result.completion_tokens + 1)
+
+
+    @data_call
+    async def forward(self, request: ForwardRequest) -> ForwardReply:
+        """As the gateway, but for the count that SGLang's own answers have."""
+        reply = await super().forward(request)
+        try:
+            answer = json.loads(reply.body)
+            answer["meta_info"]["completion_tokens"] += 1
+        except (ValueError, KeyError, TypeError):
+            return reply  # another shape
+        return dataclasses.replace(reply, body=json.dumps(answer))
 
 
 class CanaryEntrypoint(Entrypoint):
