@@ -11,6 +11,9 @@ import zlib
 from collections import OrderedDict
 from collections.abc import Sequence
 
+UNASKED = ("session_id", "request_id", "model_step", "input_ids", "return_token_ids", "return_output_ids_in_sglext")
+"""Fields of a body that clients do not send to an engine: for hooks of a session server alone, or put in by one."""
+
 
 class PromptMemory:
     """The latest generations of one engine: lengths and digests, no ids.

@@ -183,7 +183,6 @@ class BadAnswer(MessageFault):
 
     name = "bad_answer"
     colour = "#b5cf6b"
-    worlds = ("sim",)
     what: Bad
 
 

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from protocol.prompt_memory import PromptMemory
+from protocol.prompt_memory import UNASKED, PromptMemory
 from sim.engine_anthropic import COUNT, ROUTE
 from sim.engine_json import JsonCall
 from sim.engine_openai import CHAT
 
 if TYPE_CHECKING:
     from sim.engines import EngineProcess
-
-UNASKED = ("session_id", "request_id", "model_step", "input_ids", "return_token_ids", "return_output_ids_in_sglext")
-"""Fields that clients do not send to an engine: for hooks alone, or put in by one."""
 
 
 class Conversations:

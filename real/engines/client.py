@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 
 import aiohttp
 
+from protocol.bad_answers import bad
 from protocol.errors import (
     ConnectionLost,
     ConnectionRefused,
@@ -20,12 +21,22 @@ from protocol.errors import (
     ReadTimeout,
     SeatrialError,
 )
-from protocol.messages import AdminReply, EngineAddress, GenerateRequest, GenerateResult, VersionSpan, WeightUpdate
+from protocol.messages import (
+    AdminReply,
+    EngineAddress,
+    GenerateRequest,
+    GenerateResult,
+    HttpHead,
+    RawRequest,
+    VersionSpan,
+    WeightUpdate,
+)
 from real.caller import Caller
 from real.engines import bodies, headers
 from real.engines.served import ending_of
 from real.engines.traffic import Message, Traffic
 from real.evidence import ProcessLog
+from real.http_call import AS_IT_IS, head_of, raw_url
 
 _JSON = {"Content-Type": "application/json"}
 _COMMENT = b": seatrial "
@@ -222,7 +233,59 @@ class RealEngineClient:
         # A refusal that SGLang streams with status 200 is an event like any other to a client of its routes.
         return self._events(route, body.encode(), {}, connect_timeout_s, read_timeout_s, raises=False)
 
+    def exchange(
+        self,
+        request: RawRequest,
+        *,
+        connect_timeout_s: float | None = None,
+        read_timeout_s: float | None = None,
+    ) -> AsyncGenerator[HttpHead | bytes, None]:
+        """Byte for byte, but for the comment that the engine's front puts before the end of a stream."""
+        pieces = self._raw(request, connect_timeout_s, read_timeout_s)
+        caller = self.log.actor, self.log.incarnation
+        message = Message(*caller, 0, None, request.path, self._address.name, self._address.incarnation)
+        what = self._traffic.bad_answer(message)
+        return pieces if what is None else bad(pieces, what, request.path)
+
     # ---- inside ----
+
+    async def _raw(
+        self, request: RawRequest, connect_timeout_s: float | None, read_timeout_s: float | None
+    ) -> AsyncGenerator[HttpHead | bytes, None]:
+        exchange = _Exchange(self, request.path, read_timeout_s)
+        try:
+            try:
+                async with asyncio.timeout(connect_timeout_s):  # the handshake may be held up before it begins
+                    host, port = await self._traffic.destination(exchange.message(), self._address)
+            except TimeoutError:
+                raise aiohttp.ConnectionTimeoutError from None
+            limits = aiohttp.ClientTimeout(total=None, sock_connect=connect_timeout_s, sock_read=read_timeout_s)
+            async with self._sessions.get().request(
+                request.method, raw_url(f"http://{host}:{port}", request), data=request.body or None,
+                headers=(*request.headers, *exchange.headers().items()), timeout=limits, **AS_IT_IS,
+            ) as answer:  # fmt: skip
+                cause, lc = headers.cause_and_clock(answer.headers)
+                yield head_of(answer)
+                kept = b""
+                while part := await exchange.read(answer.content.readany()):
+                    part, kept = kept + part, b""
+                    at = part.find(_COMMENT)
+                    if at >= 0:
+                        end = part.find(b"\n\n", at)
+                        if end < 0:
+                            part, kept = part[:at], part[at:]
+                        else:
+                            cause, lc = _cause_in(part[at:end])
+                            part = part[:at] + part[end + 2 :]
+                    if part:
+                        yield part
+                if kept:
+                    yield kept
+            exchange.done(cause, lc)
+        except _FAILURES as error:
+            exchange.failed(error)
+        finally:
+            exchange.abandoned()
 
     def _generation(self, request: GenerateRequest, *, stream: bool) -> bytes:
         return bodies.generation(request, stream=stream, block_tokens=self._block_tokens).encode()

@@ -192,6 +192,7 @@ class Front:
         if method == "POST" and inbound.route in ROUTES:
             return await self._generations.deliver(inbound, self._relay if relayed else None)
         if method == "POST":
+            self._generations.conversations.received(inbound.route, "", inbound.body)
             status, content_type, body = await self._posts.deliver(inbound)
         else:
             status, content_type, body = await self._page(inbound)

@@ -11,13 +11,14 @@ import aiohttp
 from aiohttp import web
 
 from real.engines import headers
+from real.engines.conversations import Conversations
 from real.engines.served import Ending, Served, ending_of
 from real.evidence import ProcessLog
 
 if TYPE_CHECKING:
     from real.engines.front import Inbound
 
-ROUTES = ("/generate", "/v1/chat/completions", "/v1/completions")
+ROUTES = ("/generate", "/v1/chat/completions", "/v1/completions", "/v1/messages")
 
 # How SGLang notices that a client has gone (engines.md, pause / continue / abort); the front stands between the two.
 _STREAM_LOOK_S = 0.3
@@ -64,6 +65,7 @@ class Generations:
         self._changed = changed
         self._open: dict[asyncio.Task[Any], _Generation] = {}
         self._foreign = 0
+        self.conversations = Conversations(log)
 
     @property
     def in_flight(self) -> int:
@@ -79,6 +81,7 @@ class Generations:
         assert task is not None
         accepted_s = asyncio.get_running_loop().time()
         self._log.answered(inbound.lc, inbound.cause, "engine.accepted", request=rid, running=len(self._open), queued=0)
+        self.conversations.received(inbound.route, rid, inbound.body)
         generation = self._open[task] = _Generation(rid, streaming, accepted_s, self._served.epoch)
         self._changed(len(self._open))
         try:
@@ -88,11 +91,14 @@ class Generations:
                     return await self._stream(inbound, answer, generation, relay)
                 body = await answer.read()
                 if answer.status == 200:
-                    await self._finished(generation, ending_of(json.loads(body)))
+                    document = json.loads(body)
+                    await self._finished(generation, ending_of(document))
+                    self.conversations.finished(rid, document)
                 else:
                     self._refused(rid, answer.status, body.decode(errors="replace"))
                 response = web.Response(status=answer.status, body=body, headers=_content_type(answer))
         finally:
+            self.conversations.finished(rid, None)
             del self._open[task]
             self._changed(len(self._open))
         if relay is not None:
@@ -165,6 +171,7 @@ class Generations:
                 self._refused(generation.rid, *watch.refusal)
             elif watch.ending is not None:
                 await self._finished(generation, watch.ending)
+                self.conversations.finished(generation.rid, watch.gathered)
             if not heard:
                 continue  # the caller has gone, or was never there; the end is observed all the same
             try:
@@ -188,7 +195,8 @@ class Generations:
 class StreamWatch:
     """Follows a stream of events to the end of the generation. ``ending`` and ``refusal`` are set for one event only.
 
-    /generate tells the end in its last event. The OpenAI routes spread it over several chunks, complete at ``[DONE]``.
+    /generate tells the end in its last event. The OpenAI routes spread it over several chunks, complete at ``[DONE]``;
+    /v1/messages likewise, complete at ``message_stop``. ``gathered``: what these chunks add up to.
     """
 
     def __init__(self) -> None:
@@ -197,15 +205,15 @@ class StreamWatch:
         self.over = False
         self.done = False
         self._chunks = 0
-        self._gathered: dict[str, Any] = {}
+        self.gathered: dict[str, Any] = {}
 
     def look(self, event: bytes) -> None:
         self.ending = self.refusal = None
         data = event.partition(b"data:")[2].strip()
         if data == b"[DONE]":
             self.done = True
-            if self._gathered and not self.over:
-                self._tell(self._gathered)
+            if self.gathered and not self.over:
+                self._tell(self.gathered)
         # Parsing every cumulative event of a long answer would cost more than all else.
         elif data and b'"finish_reason":null' not in data and b'"finish_reason": null' not in data:
             self._parse(json.loads(data))
@@ -213,16 +221,25 @@ class StreamWatch:
             self._chunks += 1
 
     def _parse(self, document: dict[str, Any]) -> None:
-        if "error" in document:
+        kind = document.get("type")
+        if kind == "message_delta":
+            self.gathered |= {**document, **(document.get("delta") or {}), "type": "message"}
+        elif kind == "message_stop":
+            self.done = True
+            if self.gathered and not self.over:
+                self._tell(self.gathered)
+        elif isinstance(kind, str) and kind != "error":
+            return  # the other events of /v1/messages
+        elif "error" in document:
             error = document["error"]
             self.over = True
             self.refusal = (int(error.get("code") or 400), str(error.get("message", error))[:1000])
         elif "meta_info" in document:
             self._tell(document)
         else:
-            for key in ("choices", "usage", "metadata"):
+            for key in ("choices", "usage", "metadata", "sglext"):
                 if document.get(key):
-                    self._gathered[key] = document[key]
+                    self.gathered[key] = document[key]
 
     def _tell(self, document: dict[str, Any]) -> None:
         if "choices" in document and not document.get("usage"):

@@ -9,6 +9,9 @@ Span = list[Any]
 """[version, first output token, one past the last, weight hash]."""
 
 
+_ANTHROPIC = {"end_turn": "stop", "stop_sequence": "stop", "max_tokens": "length", "tool_use": "stop"}
+
+
 class Ending(NamedTuple):
     """What an engine's answer to a generation says of itself."""
 
@@ -20,8 +23,12 @@ class Ending(NamedTuple):
 
 
 def ending_of(document: dict[str, Any]) -> Ending:
-    """Read the final answer of /generate or of an OpenAI route."""
+    """Read the final answer of /generate, of an OpenAI route or of /v1/messages."""
     meta = document.get("meta_info")
+    if document.get("type") == "message":  # it names no version, and tells an abort as end_turn
+        stop = str(document.get("stop_reason") or "")
+        tokens = int((document.get("usage") or {}).get("output_tokens", 0))
+        return Ending(_ANTHROPIC.get(stop, stop), tokens, 0, (("", 0, tokens),) if tokens else ())
     if meta is not None:
         reason = (meta.get("finish_reason") or {}).get("type", "")
         tokens, cached = int(meta.get("completion_tokens", 0)), int(meta.get("cached_tokens", 0))

@@ -56,6 +56,10 @@ class Traffic:
         """Front, when an answer (or the first part of a stream) is about to leave."""
         return "deliver"
 
+    def bad_answer(self, message: Message) -> str | None:
+        """Client side, of an exchange byte for byte: what its answer shall be made (`protocol.bad_answers`), if bad."""
+        return None
+
     def page(self, message: Message, status: int, text: bytes) -> tuple[int, bytes]:
         """Front, the answer to a GET: what the caller is to see."""
         return status, text

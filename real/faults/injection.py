@@ -47,6 +47,7 @@ IMPLEMENTED: Final[dict[str, type[Fault]]] = {
     "duplicate": TabledFault,
     "connect_timeout": TabledFault,
     "read_timeout": TabledFault,
+    "bad_answer": TabledFault,
     "slow_export": StorageFault,
     "torn_export": StorageFault,
     "disk_full": StorageFault,

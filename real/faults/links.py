@@ -104,6 +104,15 @@ class Links:
                 return Befallen(kind, float(fault.params.get("delay_s", 0.0)))
         return None
 
+    def bad_answer(self, passing: Passing) -> str | None:
+        """What the answer to this exchange shall be made; None: it is left as it is. Claims the hit: act on it."""
+        for fault in self._table.active("bad_answer"):
+            if self._matches(fault, passing) and self._table.chosen(fault):
+                shown = f"bad_answer {passing.method} {passing.caller}>{passing.callee}"
+                if self._table.claim(fault, shown):
+                    return str(fault.params["what"])
+        return None
+
     async def cross(self, passing: Passing, leg: Leg) -> None:
         """Wait as long as partitions and latency hold this message up."""
         if self._table.none_of(_OF_NODES):

@@ -12,6 +12,7 @@ from real.faults.links import Links, Passing
 from real.faults.table import FaultTable
 
 _VALUE = re.compile(rb"^(?!#)(.*\S)[ \t]+\S+$", re.MULTILINE)
+_BAD: Final = frozenset(("bad_answer",))
 _NOT_FOUND = b'{"detail":"Not Found"}'
 _AT_THE_FRONT: Final[dict[str, RequestFate]] = {
     "request_lost": "lose",
@@ -60,6 +61,9 @@ class FaultyTraffic(Traffic):
             return "lose"
         await self._links.cross(passing, "reply")
         return "deliver"
+
+    def bad_answer(self, message: Message) -> str | None:
+        return None if self._table.none_of(_BAD) else self._links.bad_answer(_passing(message))
 
     def page(self, message: Message, status: int, text: bytes) -> tuple[int, bytes]:
         if message.route != "/metrics":
