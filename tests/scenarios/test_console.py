@@ -80,6 +80,16 @@ class _Stage:
         self.progress.phase = "workload"
         self.seconds = 12.3
         self.tail = SimpleNamespace(sent=40, done=38, faults=2, events=512)
+        self.url = ""
+
+
+def test_a_real_run_tells_once_where_its_control_apis_are(capsys: pytest.CaptureFixture[str]) -> None:
+    stage = _Stage()
+    with Shell(False).running_for_real("small") as watch:
+        for stage.url in ("", "http://127.0.0.1:8090", "http://127.0.0.1:8090"):
+            watch(stage)  # type: ignore[arg-type]
+    where = "http://127.0.0.1:8090"
+    assert capsys.readouterr().err == f"small: control APIs on {where}, described at {where}/openapi.json\n"
 
 
 def test_a_real_run_tells_what_it_has_sent_and_which_faults(
