@@ -64,8 +64,6 @@ class RolloutAgent:
         access: TraceAccessConfig,
         store: str,
     ) -> None:
-        from sim.random import Streams  # the draws are the same in both worlds
-
         assert workload.arrivals is not None and workload.arrivals.rollouts is not None
         self.workload = workload
         self.episodes: EpisodesModel = workload.arrivals.rollouts
@@ -77,7 +75,7 @@ class RolloutAgent:
         self.sent = 0
         self.answered = 0
         self._number = number
-        self._streams = Streams(seed)
+        self._seed = seed
 
     async def start(self) -> None:
         self.emit = backend().emit
@@ -110,8 +108,10 @@ class RolloutAgent:
         return await Episode(self, member, group, evaluation).run()
 
     def stream(self, *key: object) -> Any:
-        """Draws of their own for something of this workload."""
-        return self._streams.stream(".".join(["rollouts", str(self._number), *map(str, key)]))
+        """Draws for something of this workload: from the first one on, whichever agent asks and however often."""
+        from sim.random import Streams  # the draws are the same in both worlds
+
+        return Streams(self._seed).stream(".".join(["rollouts", str(self._number), *map(str, key)]))
 
     def chance(self, who: str, what: str, fraction: float) -> bool:
         return bool(fraction) and self.stream(who, what).below(1_000_000) < fraction * 1_000_000
