@@ -282,7 +282,7 @@ _declare("request.done", "world", "The client has its answer, or gave up.",
 # --- engines, as their proxy sees them ---
 _declare("engine.started", "world", "An engine process started.", port="int: port", profile="str: profile", version="str: version")
 _declare("engine.ready", "world", "The engine answers /ready with 200.", version="str: weight version", weight_hash="str: hash")
-_declare("engine.options", "world", "How an engine that was given options computes.", ("sim",),
+_declare("engine.options", "world", "How an engine that was given options is set up to compute.",
         deterministic="bool: deterministic mode", attention_backend="str: as named, empty for its own choice",
         gpu="str: generation, empty where not known", server_seed="int: seed of the process", keeps_prefixes="bool: has a prefix cache")
 _declare("engine.sampling", "world", "How a JSON call that has reached an engine with options is sampled.", ("sim",),

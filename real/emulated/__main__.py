@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import dataclasses
+import json
 import os
 import signal
 import socket
@@ -14,6 +15,7 @@ from typing import Any
 
 from aiohttp import web
 
+from protocol.ports import EngineOptions
 from real.emulated.children import Children, Part
 from real.emulated.pacer import Pacer
 from real.emulated.server import Server
@@ -27,6 +29,9 @@ def main() -> None:
     arguments = _parse()
     try:
         profile = load_profile(arguments.profile)
+        options = EngineOptions(**json.loads(arguments.options)) if arguments.options else None
+        if options is not None and options.startup_s is not None:
+            profile = dataclasses.replace(profile, startup_ns=round(options.startup_s * 1e9))
         if arguments.startup_s is not None:
             profile = dataclasses.replace(profile, startup_ns=round(arguments.startup_s * 1e9))
     except ProfileError as error:
@@ -38,7 +43,7 @@ def main() -> None:
         listener.bind((arguments.host, arguments.port))
     except OSError as error:
         sys.exit(f"real.emulated: cannot bind {arguments.host}:{arguments.port} ({error.strerror})")
-    asyncio.run(_run(arguments, profile, listener))
+    asyncio.run(_run(arguments, profile, options, listener))
 
 
 def _parse() -> argparse.Namespace:
@@ -50,15 +55,24 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--startup-s", type=float, metavar="SECONDS", help="time to start (default: the profile's)")
     parser.add_argument("--weights-version", help="label of the weights it starts with (default: the profile's)")
     parser.add_argument("--weights-hash", help="their hash (default: the profile's)")
+    parser.add_argument(
+        "--options", metavar="JSON", help="an EngineOptions: deterministic mode, attention backend, ..."
+    )
+    parser.add_argument("--rank", type=int, default=0, help="its server seed where the options name none")
     parser.add_argument("--weights-bytes", type=int, help="their size, which is the time to load them")
     return parser.parse_args()
 
 
-async def _run(arguments: argparse.Namespace, profile: EngineProfile, listener: socket.socket) -> None:
+async def _run(
+    arguments: argparse.Namespace, profile: EngineProfile, options: EngineOptions | None, listener: socket.socket
+) -> None:
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(_crash)
     pacer = Pacer()
-    engine = SimEngine(pacer.env, profile, name=arguments.name, port=arguments.port, on_exit=_leave)
+    engine = SimEngine(
+        pacer.env, profile, name=arguments.name, port=arguments.port, on_exit=_leave, options=options,
+        rank=arguments.rank,
+    )  # fmt: skip
     wedges = Wedges(engine)
     runner = web.AppRunner(Server(engine, pacer).app, access_log=None, handler_cancellation=True)
     await runner.setup()

@@ -19,9 +19,10 @@ import aiohttp
 import ray
 
 from protocol.ports import EngineSpec, Signal
+from protocol.serving.determinism import keeps_prefixes
 from real.census import Census, OwnCard
 from real.engines.front import Front
-from real.engines.kinds import command, environment, own_version
+from real.engines.kinds import command, environment, own_version, rank_of
 from real.engines.leftovers import Leftovers
 from real.engines.served import Served
 from real.engines.settings import EngineSettings
@@ -177,6 +178,16 @@ class EngineHost:
         )  # fmt: skip
         self._emit("engine.started", port=self._public.port, profile=spec.profile, version=version)
         name = self._identity.name
+        if spec.options is not None:
+            seed = spec.options.random_seed
+            self._emit(
+                "engine.options",
+                deterministic=spec.options.deterministic,
+                attention_backend=spec.options.attention_backend,
+                gpu=spec.options.gpu,
+                server_seed=rank_of(name) if seed is None else seed,
+                keeps_prefixes=keeps_prefixes(spec.options),
+            )
         log_name = f"{urllib.parse.quote(name, safe='')}-{self._identity.incarnation}.log"
         leftovers = Leftovers(run.folder, name, self._identity.incarnation)
         # Below the run's temporary folder where it has one. Short: engines keep unix sockets there.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import os
 import pathlib
 
@@ -37,16 +39,27 @@ def command(
             loaded = ["--weights-version", weights.version, "--weights-hash", weights.weight_hash]
             loaded += ["--weights-bytes", str(weights.size_bytes)]
         start = [settings.python, "-m", "real.emulated", "--name", name, "--profile", spec.profile]
+        if spec.options is not None:
+            start += ["--options", json.dumps(dataclasses.asdict(spec.options)), "--rank", str(rank_of(name))]
         return [*start, *where, *loaded, *settings.arguments]
     version = weights.version if weights is not None else own_version(spec)[0]
     served = ["--model-path", _model(settings, spec, weights, temporary), "--weight-version", version, *where]
+    # After our own arguments and before the operator's: repetitions of an option win.
+    asked = () if spec.options is None else sglang_flags.of_options(spec.options, rank_of(name), settings.kind)
     if settings.kind == "sglang-cpu":
-        return [settings.python, str(SERVER), *served, *sglang_flags.CPU_ARGUMENTS, *settings.arguments]
+        return [settings.python, str(SERVER), *served, *sglang_flags.CPU_ARGUMENTS, *asked, *settings.arguments]
     if spec.num_gpus > 1:
         served += ["--tp-size", str(int(spec.num_gpus))]
-    capability = sglang_flags.gpu_capability() if sglang_flags.DETERMINISTIC in settings.arguments else None
-    arguments = sglang_flags.gpu_arguments(settings.arguments, capability)
+    given = (*asked, *settings.arguments)
+    capability = sglang_flags.gpu_capability() if sglang_flags.DETERMINISTIC in given else None
+    arguments = sglang_flags.gpu_arguments(given, capability)
     return [settings.python, "-m", "sglang.launch_server", *served, *arguments]
+
+
+def rank_of(name: str) -> int:
+    """The number at the end of a replica's name, which a server seed of its rank is."""
+    number = name.rpartition("-")[2]
+    return int(number) if number.isdigit() else 0
 
 
 def _model(settings: EngineSettings, spec: EngineSpec, weights: Weights | None, temporary: str) -> str:

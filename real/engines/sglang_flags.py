@@ -12,6 +12,8 @@ import tempfile
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from protocol.ports import EngineOptions
+
 DETERMINISTIC = "--enable-deterministic-inference"
 
 _DUMPS = ("SGLANG_CUDA_COREDUMP_BEFORE_CRASH", "SGLANG_PYSPY_DUMP_BEFORE_CRASH")
@@ -35,6 +37,20 @@ CPU_ARGUMENTS = (
     # A line for every request (and every probe) would push the last words of a dying engine out of its log.
     "--log-level-http", "warning",
 )  # fmt: skip
+
+
+def of_options(options: EngineOptions, rank: int, kind: str) -> tuple[str, ...]:
+    """The arguments that say what a scenario's ``engine_options`` say.
+
+    On a CPU no attention backend is named: there is one, which knows no deterministic mode; only seeds have an effect.
+    """
+    found = ["--random-seed", str(rank if options.random_seed is None else options.random_seed)]
+    if options.deterministic:
+        found.append(DETERMINISTIC)
+    if options.attention_backend and kind != "sglang-cpu":
+        found += ["--attention-backend", options.attention_backend]
+    return tuple(found)
+
 
 GPU_ARGUMENTS = ("--enable-metrics", "--log-level-http", "warning")
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import pathlib
 import sys
 
 import pytest
 
-from protocol.ports import EngineSpec
+from protocol.ports import EngineOptions, EngineSpec
 from real import tiny_model
 from real.engines import kinds, sglang_flags
 from real.engines.settings import EngineSettings
@@ -177,3 +178,26 @@ def test_genuine_sglang_says_what_it_takes() -> None:
     ):
         with pytest.raises(sglang_flags.BadArgument, match=why):
             sglang_flags.check_arguments(python, (argument,), cpu=True)
+
+
+def test_engine_options_of_a_scenario_become_arguments_of_each_kind(tmp_path: pathlib.Path) -> None:
+    options = EngineOptions(deterministic=True, attention_backend="fa3", gpu="ada", random_seed=42)
+    spec = EngineSpec("qwen3-0.6b-rtx4090", options=options)
+    gpu = _command(EngineSettings("sglang", "python", model="m"), tmp_path, spec, None)
+    assert (_value(gpu, "--random-seed"), _value(gpu, "--attention-backend")) == ("42", "fa3")
+    assert sglang_flags.DETERMINISTIC in gpu
+    own = _command(
+        EngineSettings("sglang", "python", model="m", arguments=("--random-seed", "7")), tmp_path, spec, None
+    )
+    assert own[-2:] == ["--random-seed", "7"]  # the operator has the last word
+    cpu = _command(EngineSettings("sglang-cpu", "python", model="m"), tmp_path, spec, None)
+    assert sglang_flags.DETERMINISTIC in cpu and "fa3" not in cpu
+    by_rank = EngineSpec("p", options=EngineOptions(random_seed=None))
+    line = kinds.command(
+        EngineSettings("sglang", "python", model="m"), by_rank, None, name="policy-3", port=1, temporary=str(tmp_path)
+    )
+    assert _value(line, "--random-seed") == "3"
+    emulated = _command(EngineSettings("emulated", "python"), tmp_path, spec, None)
+    assert EngineOptions(**json.loads(_value(emulated, "--options"))) == options and _value(emulated, "--rank") == "0"
+    plain = _command(EngineSettings("emulated", "python"), tmp_path, EngineSpec("p"), None)
+    assert "--options" not in plain
