@@ -14,7 +14,7 @@ import json
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from typing import Any
 
-from protocol.errors import HttpError, NoReplica, Outcome, ReadTimeout, SeatrialError, portable
+from protocol.errors import HttpError, Outcome, ReadTimeout, SeatrialError, portable
 from protocol.messages import message
 
 JSON = "application/json"
@@ -222,7 +222,7 @@ def json_answer(value: Any, status: int = 200) -> HttpAnswer:
 
 def status_of(error: Exception) -> int:
     """The status of the answer for an error of a call (see :meth:`Routes.failed`)."""
-    if isinstance(error, NoReplica) or _outcome(error) is Outcome.NOT_DONE:
+    if _outcome(error) is Outcome.NOT_DONE:  # not so a NoReplica after a send whose outcome is unknown
         return 503
     if isinstance(error, ReadTimeout):
         return 504

@@ -13,7 +13,7 @@ from typing import Any, Final, Literal, Protocol
 
 from pydantic import BaseModel
 
-from protocol.errors import NoReplica, Outcome, ReadTimeout, SeatrialError
+from protocol.errors import Outcome, ReadTimeout, SeatrialError
 from protocol.serving.http import Handler, HttpAnswer, HttpRequest, Refusal, Routes, bad_request, status_of
 
 
@@ -120,7 +120,7 @@ class ControlRoutes(Routes):
             known = error if isinstance(error, SeatrialError) else None
             outcome = Outcome.UNKNOWN if known is None else known.outcome
             detail = f"{type(error).__name__}: {error if known is None else known.message}"
-            if isinstance(error, NoReplica) or outcome is Outcome.NOT_DONE:
+            if outcome is Outcome.NOT_DONE:
                 code = "UNAVAILABLE"
             elif isinstance(error, ReadTimeout):
                 code = "TIMEOUT"
