@@ -213,17 +213,20 @@ class Dispatcher:
         if not self._picks.size:
             self._some_routable.clear()
         self._emit("gateway.unroutable", replica=replica.name, replica_inc=replica.incarnation, why=why)
-        if not self._picks.size:
+        if why == UNREACHED or not self._picks.size:
             self._route_to_the_unreached()
 
     def _route_to_the_unreached(self) -> None:
-        """Nobody is left: those that merely could not be connected to are routed to again, suspect as they are.
+        """Those that merely could not be connected to are routed to again where nobody else is left, or most are such.
 
-        Nothing was sent to them, so that trying them costs no more than waiting; and that all of them fell ill at once
-        is less likely than that the way to them is bad. Health looks at them all the same, and its word counts.
+        Nothing was sent to them, so that trying them costs no more than waiting; and that most fell ill at once is less
+        likely than that the way to them is bad, or that this process was kept from running. They stay suspect: health
+        looks at them all the same, and its word counts.
         """
-        for replica in self._replicas.values():
-            if replica.suspect and replica.why == UNREACHED and not (replica.closed or replica.removed):
+        members = [replica for replica in self._replicas.values() if not (replica.closed or replica.removed)]
+        unreached = [one for one in members if one.suspect and not one.routable and one.why == UNREACHED]
+        if not self._picks.size or 2 * len(unreached) > len(members):
+            for replica in unreached:
                 self._route(replica)
 
 

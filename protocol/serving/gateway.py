@@ -10,8 +10,8 @@ What it promises (scaling.md 5.1, hazards H4 and H5):
 - A call of unknown outcome is sent again only if the request says that this is harmless.
 - The count is given back once, however the call ends. ``served`` counts successes.
 - A stream that breaks after its first event is never sent again: its reader has part of an answer already.
-- After a transport error a replica is *suspect*: not routed to until health readmits it. Where that leaves nobody,
-  those that merely could not be connected to (nothing was sent, the outcome is *not done*) are routed to at once.
+- After a transport error a replica is *suspect*: not routed to until health readmits it. Those that merely could
+  not be connected to (nothing was sent, *not done*) are routed to at once where nobody else is left, or most are such.
 """
 
 from __future__ import annotations
