@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from analysis.acceptance import criteria
 from analysis.checks import INVARIANTS, Check, CheckResult, Ledger
-from analysis.checks.base import Result
+from analysis.checks.base import FREQUENT, Handler, Result
 from analysis.errors import BadInput
 from analysis.rundir import Preregistered, RunDir
 from protocol.evidence import Event
@@ -79,6 +79,13 @@ class Judge:
         self._dispatch: dict[str, tuple[Callable[[Event], None], ...]] = {}
         before, after = self._ledger.before(), self._ledger.after()
         self._sources = [before, *(check.handlers() for check in self._checks), after]
+        self._later: dict[int, tuple[tuple[str, ...], dict[str, Handler]]] = {}  # source -> when it gets which handlers
+        for number, check in enumerate(self._checks, 1):
+            if check.joins_at:
+                handlers = self._sources[number]
+                frequent = {kind: handler for kind, handler in handlers.items() if kind in FREQUENT}
+                self._sources[number] = {kind: one for kind, one in handlers.items() if kind not in FREQUENT}
+                self._later[number] = (check.joins_at, frequent)
 
     def feed(self, event: Event) -> None:
         """Judge one event. Never raises: a check that does becomes inconclusive."""
@@ -100,13 +107,21 @@ class Judge:
     record = feed  # a Judge is a Recorder
 
     def _first_of(self, kind: str) -> tuple[Callable[[Event], None], ...]:
-        found = tuple(
+        joining = [number for number, (joins_at, _) in self._later.items() if kind in joins_at]
+        for number in joining:
+            self._sources[number] |= self._later.pop(number)[1]
+        if joining:
+            for seen in self._dispatch:
+                self._dispatch[seen] = self._handlers_of(seen)
+        found = self._dispatch[kind] = self._handlers_of(kind)
+        return found
+
+    def _handlers_of(self, kind: str) -> tuple[Callable[[Event], None], ...]:
+        return tuple(
             source[kind]
             for source in self._sources
             if kind in source and getattr(source[kind], "__self__", None) not in self._raised
         )
-        self._dispatch[kind] = found
-        return found
 
     def _drop(
         self,

@@ -17,6 +17,7 @@ class OneBackendASession(Check):
     name = "one_backend_a_session"
     expected = "one replica for each session, across publications; none once it is retired"
     needs = ("turn.sent",)
+    joins_at = ("turn.sent",)
 
     def __init__(self, ledger: Ledger) -> None:
         super().__init__(ledger)

@@ -16,6 +16,12 @@ Result = Literal["pass", "fail", "inconclusive"]
 Group = Literal["invariant", "acceptance", "claim"]
 Handler = Callable[[Event], None]
 
+FREQUENT = frozenset(
+    ("call.sent", "call.done", "call.fate", "request.sent", "request.done", "turn.sent", "turn.done", "engine.accepted",
+     "engine.finished")
+)  # fmt: skip
+"""Kinds of which a run has so many that who is handed them decides how fast it is judged."""
+
 WITNESSES = 16  # seqs kept a check; the first ones are the ones that explain
 
 
@@ -66,6 +72,9 @@ class Check:
     expected: ClassVar[str]
     needs: ClassVar[tuple[str, ...]] = ()
     """The check is applicable when one of these kinds occurred; empty: always."""
+    joins_at: ClassVar[tuple[str, ...]] = ()
+    """The check sees none of the ``FREQUENT`` kinds before one of these has occurred; empty: all from the start. For
+    a check that can know nothing of them earlier, so that runs without its subject do not pay for it."""
     blame: ClassVar[Literal["fail", "inconclusive"]] = "fail"
     """What a violation makes of the result."""
 

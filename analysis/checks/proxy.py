@@ -156,6 +156,7 @@ class ProxyProbe(Check):
     name = "proxy_probe"
     expected = "a probe answered before the first turn, sent at open gates, its session retired"
     needs = ("proxy.deployed",)
+    joins_at = ("proxy.deployed",)
 
     def __init__(self, ledger: Ledger) -> None:
         super().__init__(ledger)

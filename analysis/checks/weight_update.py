@@ -123,6 +123,7 @@ class NothingRunsOnPartWeights(Check):
     name = "nothing_runs_on_part_weights"
     expected = "0 generations between the first bucket and the last"
     needs = ("engine.bucket", "engine.memory")
+    joins_at = ("engine.bucket", "engine.memory")
 
     def __init__(self, ledger: Ledger) -> None:
         super().__init__(ledger)
@@ -172,6 +173,7 @@ class EveryRankLeaves(Check):
     name = "every_rank_leaves"
     expected = "each rank's call ends by the deadline of the update"
     needs = ("weights.deployed",)
+    joins_at = ("weights.deployed",)
 
     def __init__(self, ledger: Ledger) -> None:
         super().__init__(ledger)
@@ -234,6 +236,7 @@ class UpdatesMeetTheLiving(Check):
     name = "updates_meet_the_living"
     expected = "no update to a process whose successor was ready before"
     needs = ("publishing.deployed",)
+    joins_at = ("publishing.deployed",)
 
     def __init__(self, ledger: Ledger) -> None:
         super().__init__(ledger)
@@ -277,6 +280,7 @@ class MemoryOrder(Check):
     name = "memory_order"
     expected = "weights, update, offload of every rank, then KV memory"
     needs = ("engine.memory",)
+    joins_at = ("weights.deployed",)
 
     def __init__(self, ledger: Ledger) -> None:
         super().__init__(ledger)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pathlib
+from typing import Any
 
 import pytest
 
@@ -124,3 +125,32 @@ def test_the_writer_is_a_recorder(tmp_path: pathlib.Path) -> None:
         for event in events:
             writer.record(event)
     assert len((tmp_path / "e.jsonl").read_bytes().splitlines()) == len(events)
+
+
+class _Joins(Check):
+    """Counts what it sees of a frequent kind from the first mark on."""
+
+    name = "joins"
+    expected = "all calls after the mark"
+    joins_at = ("run.workload",)
+
+    def handlers(self) -> dict[str, Any]:
+        return {"call.sent": self._on, "run.healed": self._on}
+
+    def _on(self, event: Event) -> None:
+        self.judged += 1
+
+
+def test_a_check_sees_frequent_kinds_only_from_the_kind_on_that_it_joins_at() -> None:
+    judge = Judge(invariants=(_Joins,))
+    check = judge._checks[0]
+
+    def feed(kind: str, **data: Any) -> int:
+        judge.feed(Event(check.ledger.events, 0, kind, "a", 0, 0, 0, None, data))
+        return check.judged
+
+    call = {"call": 1, "target": "b", "target_inc": 0, "method": "m"}
+    assert feed("call.sent", **call) == 0
+    assert feed("run.healed", faults=0) == 1  # not a frequent kind
+    assert feed("run.workload") == 1
+    assert feed("call.sent", **call) == 2

@@ -1,4 +1,4 @@
-"""The scenarios that wrong weight updates and wrong registrations run in: one service of three replicas, a few agents."""
+"""The scenarios that wrong weight updates and wrong registrations run in: one service of three replicas."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ WEIGHT_SCENARIOS: dict[str, str] = {
     ),
     "ranks_restart": _scenario(
         "ranks_restart",
-        "A rank is restarted with nothing in the middle of an update; every other one leaves, and a second try completes.",
+        "A rank is restarted with nothing in the middle of an update; the others leave, and a second try completes.",
         publishing=_update("nccl"),
         steps="""
 - {at_s: 2, do: publish, with: {model_step: 1, attempts: 3}}
@@ -158,7 +158,7 @@ WEIGHT_SCENARIOS: dict[str, str] = {
     "many_wait": _scenario(
         "many_wait",
         "Many turns wait at closed gates; what is asked of a gate does not wait behind them.",
-        publishing="{entrypoint: {admission_timeout_s: 100}, controller: {prepare_timeout_s: 10, resume_timeout_s: 10}}",
+        publishing="{entrypoint: {admission_timeout_s: 100}, controller: {resume_timeout_s: 10}}",
         steps="\n- {at_s: 1, do: publish, with: {model_step: 1, attempts: 3}}\n",
         agents="sessions: 60, turns: 12, think_s: 0.3",
         shard_gb=1.0,

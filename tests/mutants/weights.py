@@ -1,4 +1,4 @@
-"""Wrong weight updates: wrong ranks, wrong orders, and controllers and publishers that hide what failed (serving.md 9.5)."""
+"""Wrong weight updates: wrong ranks and orders, controllers and publishers that hide what failed (serving.md 9.5)."""
 
 from __future__ import annotations
 

@@ -1,0 +1,78 @@
+"""Seeds per core-hour of a publication under agents: ``python -m tests.bench.publish_rate [SEEDS] [--profile]``.
+
+``publish_live_agents`` with its 64 sessions of six turns and six publications beside the deployment's, judged by every
+check, each seed as a worker of a sweep runs it: set-up, run, verdict, drawn orders and delays. Processor time is
+measured, for workers share nothing. Prints one line of JSON; exit code 1 where a seed does not pass.
+
+With ``--profile`` it prints where the time goes instead.
+"""
+
+from __future__ import annotations
+
+import cProfile
+import json
+import pathlib
+import pstats
+import sys
+from time import process_time
+
+import yaml
+
+from scenarios.load import Scenario, load, parse
+from scenarios.sweep import run_seed
+
+FIRST_SEED = 1
+WARM_UP = 5
+PUBLICATIONS = 6
+_EVERY_S = 1.0
+
+
+def publishing_scenario() -> Scenario:
+    """``publish_live_agents`` with six publications, one a second."""
+    shipped = load("publish_live_agents")
+    data = yaml.safe_load(shipped.text)
+    steps = range(1, PUBLICATIONS + 1)
+    data["name"] = "publish_rate"
+    data["steps"] = [{"at_s": _EVERY_S * step, "do": "publish", "with": {"model_step": step}} for step in steps]
+    done = {"event": "publication.ended", "where": {"outcome": "done"}, "at_least": PUBLICATIONS + 1}
+    data["acceptance"] = [{"answered_fraction": {"at_least": 1.0}}, {"occurs": done}]
+    data.pop("real", None)
+    return parse(yaml.safe_dump(data, sort_keys=False), "publish_rate.yaml", pathlib.Path())
+
+
+def main(arguments: list[str]) -> int:
+    profile = "--profile" in arguments
+    numbers = [argument for argument in arguments if argument != "--profile"]
+    if len(numbers) > 1 or not all(number.isdigit() and int(number) for number in numbers):
+        print("usage: python -m tests.bench.publish_rate [SEEDS] [--profile]", file=sys.stderr)
+        return 2
+    count = int(numbers[0]) if numbers else 100
+    scenario = publishing_scenario()
+    for seed in range(FIRST_SEED, FIRST_SEED + WARM_UP):
+        run_seed(scenario, seed)
+    if profile:
+        profiler = cProfile.Profile(process_time)  # of a busy machine too
+        profiler.enable()
+        for seed in range(FIRST_SEED, FIRST_SEED + count):
+            run_seed(scenario, seed)
+        profiler.disable()
+        pstats.Stats(profiler).sort_stats("tottime").print_stats(45)
+        return 0
+    begun = process_time()
+    results = [run_seed(scenario, seed) for seed in range(FIRST_SEED, FIRST_SEED + count)]
+    cpu_s = process_time() - begun
+    passed = sum(result.result == "pass" for result in results)
+    report = {
+        "scenario": "64 sessions, 6 publications",
+        "seeds": count,
+        "passed": passed,
+        "cpu_ms_per_seed": round(cpu_s / count * 1000, 2),
+        "seeds_per_core_hour": round(3600 * count / cpu_s),
+        "events_per_seed": round(sum(result.events for result in results) / count),
+    }
+    print(json.dumps(report))
+    return 0 if passed == count else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
