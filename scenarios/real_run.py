@@ -289,8 +289,13 @@ def _environment(run: str, folder: str, *, own_cluster: bool) -> Iterator[None]:
 def _ray_talking_to(log: pathlib.Path) -> Iterator[None]:
     """Ray prints a paragraph at the death of every actor, also of those that the run kills; stdout is for results."""
     log.parent.mkdir(exist_ok=True)
-    with log.open("a", encoding="utf-8") as file, contextlib.redirect_stdout(file):
-        yield
+    file = log.open("a", encoding="utf-8")
+    try:
+        with contextlib.redirect_stdout(file):
+            yield
+    finally:
+        with contextlib.suppress(OSError):  # a full disk has no room for the rest, which is no reason to lose the run
+            file.close()
 
 
 @contextlib.contextmanager
