@@ -174,6 +174,13 @@ def calibrate(data_dir: Path) -> dict[str, Any]:
         "missing_weights": _entry(1.3, "s", "observed"),
         "health_poll": _entry(1, "s", "observed"),
         "health_timeout": _entry(20, "s", "observed"),
+        "first_report": _entry(
+            25,
+            "s",
+            "observed",
+            "an idle replica added by hand is scaled in 71 and 75 s after ACTIVE, 45 s of which its conditions held; "
+            "SGLang reports an idle scheduler every 30 s",
+        ),
         "abort_poll": _entry(1, "s", "observed"),
         "sigterm_poll": _entry(5, "s", "observed"),
         "sigterm_exit": _entry(0.7, "s", "observed"),

@@ -69,6 +69,7 @@ class EngineProfile:
     missing_weights_ns: int
     health_poll_ns: int
     health_timeout_ns: int
+    first_report_ns: int
     abort_poll_ns: int
     sigterm_poll_ns: int
     sigterm_exit_ns: int
@@ -171,14 +172,16 @@ _PARAMETERS: dict[str, tuple[str, str]] = {
     "missing_weights": ("missing_weights_ns", "time"),
     "health_poll": ("health_poll_ns", "time"),
     "health_timeout": ("health_timeout_ns", "time"),
+    "first_report": ("first_report_ns", "time"),
     "abort_poll": ("abort_poll_ns", "time"),
     "sigterm_poll": ("sigterm_poll_ns", "time"),
     "sigterm_exit": ("sigterm_exit_ns", "time"),
     "coredump_wait": ("coredump_wait_ns", "time"),
     "health_generates": ("health_generates", "flag"),
 }
-_ABSENT = {"decode_step_batched": 0}
-"""What a profile need not say: what a step costs more when it is of several requests (other kernels run then)."""
+_ABSENT = {"decode_step_batched": 0, "first_report": 0}
+"""What a profile need not say. What a step costs more when it is of several requests (other kernels run then); how long
+an engine that is ready and has nothing to do shows no gauges (SGLang reports an idle scheduler every 30 s)."""
 _UNITS = {
     "time": _BASE_UNITS["time"],
     "count": _BASE_UNITS["count"],

@@ -51,6 +51,7 @@ class EngineLifecycle:
         self.terminating = False
         self.cache_outlived = False  # the prefix cache holds what earlier weights computed: its flush was refused
         self.startup_ns = 0
+        self.ready_ns = 0
         self.scheduler = scheduler
         self.live: dict[str, Request] = {}
         self.emit = emit
@@ -90,6 +91,7 @@ class EngineLifecycle:
 
     def _started(self, on_ready: Callable[[], None] | None) -> None:
         self.listening = True
+        self.ready_ns = self.env.now
         self.record("engine.ready", version=self.version, weight_hash=self.weight_hash)
         if on_ready is not None:
             on_ready()

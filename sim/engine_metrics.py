@@ -250,7 +250,9 @@ def metrics_page(engine: SimEngine) -> str:
         ("num_aborted_requests_total", "Number of requests aborted.", metrics.aborted),
     ]
     lines: list[str] = []
-    for name, text, value in gauges:
+    # A gauge has a series from its first report on: of the first batch, or of a scheduler that has been idle for long.
+    silent = not metrics.requests and not engine.live and engine.env.now < engine.ready_ns + profile.first_report_ns
+    for name, text, value in gauges if not silent else gauges[-1:]:
         lines.append(f"# HELP sglang:{name} {text}\n# TYPE sglang:{name} gauge\nsglang:{name}{{{labels}}} {value}")
     for name, text, count in counters:
         lines.append(
