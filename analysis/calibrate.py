@@ -5,15 +5,13 @@ of the files go into a profile, never the files. What the runs can tell of an en
 whether it is *fitted*, *read* in SGLang's source, *observed* elsewhere or *assumed*, and each figure that was used or
 checked is printed with its error.
 
-The model of a decode step is ``base + per_request * batch + batched * (batch > 1) + per_context_token * context``; it is
-fitted by least squares of relative errors over whole durations (a request of 4,000 tokens is a sum of 3,999 steps).
+The model of a decode step is ``base + per_request * batch + batched * (batch > 1) + per_context_token * context``; it
+is fitted by least squares of relative errors over whole durations (a request of 4,000 tokens is a sum of 3,999 steps).
 """
 
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import json
 import math
 import sys
 from pathlib import Path
@@ -21,10 +19,14 @@ from typing import Any
 
 import yaml
 
-WHERE_TO_GET = (
-    "The runs are the public evidence of the elastic reward-model demo: the folders below demos/task4_genrm/results in "
-    "pull request 370 of the GitHub repository redai-studio/Relax. Put them under one directory and pass it: "
-    "python -m analysis calibrate --data DIR"
+from analysis.calibrate_input import (
+    WHERE_TO_GET,
+    CalibrationError,
+    event_of,
+    least_squares,
+    operation,
+    read,
+    sha256,
 )
 
 _FAILURE_RUN = "failure_injection_20260925_r2/events.json"
@@ -44,10 +46,6 @@ _PREFILL_PAIR_NS = 2.0
 _CHUNK_TOKENS = 4096
 _WARM_CALLS = 8  # prompts of phase0_scores, one after the other, 8 tokens each
 _WARM_TOKENS = 8
-
-
-class CalibrationError(ValueError):
-    """Input that cannot be used. The text names file, key and fix; nothing was written."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,7 +92,7 @@ def calibrate(data_dir: Path) -> dict[str, Any]:
     Raises:
         CalibrationError: a file or a key is missing; the text says which and what to do.
     """
-    runs = {name: _read(data_dir, name) for name in FILES}
+    runs = {name: read(data_dir, name) for name in FILES}
     overhead_s = _request_overhead_s(runs[_MANUAL_RUN])
     capacity, capacity_note = _kv_capacity(runs[_AUTOSCALER_RUN], runs[_DETERMINISTIC_RUN])
     spans = [
@@ -192,7 +190,7 @@ def calibrate(data_dir: Path) -> dict[str, Any]:
         "summary": "SGLang with Qwen3-0.6B in bfloat16 on one RTX 4090, not deterministic.",
         "model_path": "Qwen/Qwen3-0.6B",
         "weights_version": "default",
-        "sources": [{"file": name, "sha256": _sha256(data_dir / name)} for name in FILES],
+        "sources": [{"file": name, "sha256": sha256(data_dir / name)} for name in FILES],
         "parameters": parameters,
         "fit": [
             {
@@ -279,8 +277,8 @@ def _request_overhead_s(events: Any) -> float:
     The 7 decode steps of a call are taken at 2 ms, which the long generations bear out; an error of 10% there moves the
     overhead by 1.4 ms.
     """
-    began = _event(events, "baseline_ray_free_gpus", _MANUAL_RUN)["t"]
-    ended = _event(events, "phase0_scores", _MANUAL_RUN)["t"]
+    began = event_of(events, "baseline_ray_free_gpus", _MANUAL_RUN)["t"]
+    ended = event_of(events, "phase0_scores", _MANUAL_RUN)["t"]
     return float((ended - began) / _WARM_CALLS - (_WARM_TOKENS - 1) * 0.002)
 
 
@@ -292,7 +290,7 @@ def _long_generations(events: Any, overhead_s: float) -> list[_Span]:
         ("S1 4,000 tokens alone", "s1_done", 4000),
         ("S2 8,000 tokens alone", "s2_requests", 8000),
     ):
-        for index, request in enumerate(_event(events, event, source)["requests"]):
+        for index, request in enumerate(event_of(events, event, source)["requests"]):
             steps = new - 1
             spans.append(
                 _Span(
@@ -306,7 +304,7 @@ def _long_generations(events: Any, overhead_s: float) -> list[_Span]:
                     0,
                 )
             )
-    survivor, retried = sorted(float(r["latency"]) for r in _event(events, "s3_done", source)["requests"])
+    survivor, retried = sorted(float(r["latency"]) for r in event_of(events, "s3_done", source)["requests"])
     # After the survivor's end the other is alone for the tokens that the survivor had before it came.
     lead = round((retried - survivor) / _late_step_s(spans, overhead_s))
     steps = 8000 - 1
@@ -340,11 +338,13 @@ def _context_sum(first: int, new: int) -> float:
 
 def _loaded_steps(history: Any, capacity: int) -> list[_Span]:
     """Mean step under load from throughput over running requests: phase HIGH (one engine) and STEADY (two)."""
-    out, steady = _operation(history, "scale_out", _AUTOSCALER_RUN), _operation(history, "scale_in", _AUTOSCALER_RUN)
+    out, steady = operation(history, "scale_out", _AUTOSCALER_RUN), operation(history, "scale_in", _AUTOSCALER_RUN)
     running, throughput = float(out["total_running_reqs"]), float(out["total_throughput"])
     context = running * (_JUDGE_PROMPT_TOKENS + _HIGH_NEW_TOKENS / 2)
     spans = [
-        _Span("HIGH: step at 47 running, ~97k context", _AUTOSCALER_RUN, running / throughput, 0.0, 1, running, context, 1)
+        _Span(
+            "HIGH: step at 47 running, ~97k context", _AUTOSCALER_RUN, running / throughput, 0.0, 1, running, context, 1
+        )
     ]
     each = float(steady["total_running_reqs"]) / 2
     step = each / (float(steady["total_throughput"]) / 2)
@@ -370,7 +370,7 @@ def _kv_capacity(history: Any, deterministic: Any) -> tuple[int, str]:
     """Tokens of KV memory from the reported token usage, with outputs taken to be half done."""
     values = []
     for run, source in ((history, _AUTOSCALER_RUN), (deterministic, _DETERMINISTIC_RUN)):
-        frame = _operation(run, "scale_out", source)
+        frame = operation(run, "scale_out", source)
         values.append(
             float(frame["total_running_reqs"])
             * (_JUDGE_PROMPT_TOKENS + _HIGH_NEW_TOKENS / 2)
@@ -384,7 +384,7 @@ def _kv_capacity(history: Any, deterministic: Any) -> tuple[int, str]:
 
 
 def _prefill_per_token_us(history: Any) -> tuple[float, float]:
-    frame = _operation(history, "scale_out", _AUTOSCALER_RUN)
+    frame = operation(history, "scale_out", _AUTOSCALER_RUN)
     tokens = float(frame["total_running_reqs"]) * _JUDGE_PROMPT_TOKENS
     ttft = float(frame["max_ttft_p95"])
     fixed = tokens / _CHUNK_TOKENS * _PREFILL_BASE_MS / 1e3 + tokens * _JUDGE_PROMPT_TOKENS / 2 * _PREFILL_PAIR_NS / 1e9
@@ -412,7 +412,7 @@ def _startups(runs: dict[str, Any]) -> list[tuple[str, float, str]]:
 
 def _deterministic_checks(history: Any, cost: tuple[float, ...], capacity: int) -> list[Figure]:
     """The same load with deterministic inference on: not what this profile models. Shown so that nobody is misled."""
-    frame = _operation(history, "scale_out", _DETERMINISTIC_RUN)
+    frame = operation(history, "scale_out", _DETERMINISTIC_RUN)
     running = float(frame["total_running_reqs"])
     observed = running / float(frame["total_throughput"])
     modelled = cost[0] + running * cost[1] + float(frame["avg_token_usage"]) * capacity * cost[2] + cost[3]
@@ -443,36 +443,6 @@ def _least_squares(spans: list[_Span]) -> tuple[float, ...]:
     return tuple(solution)
 
 
-def least_squares(rows: list[list[float]], right: list[float]) -> list[float]:
-    """x that minimises ``|rows x - right|``, by the normal equations and Gaussian elimination.
-
-    In plain Python, so that a profile is the same on every machine. Columns are scaled to their largest entry.
-
-    Raises:
-        CalibrationError: the rows do not determine x.
-    """
-    width = len(rows[0]) if rows else 0
-    scale = [max((abs(row[column]) for row in rows), default=0.0) for column in range(width)]
-    if not width or not all(scale):
-        raise CalibrationError("the runs do not tell the costs apart: one of them never occurs in what was measured")
-    scaled = [[value / one for value, one in zip(row, scale, strict=True)] for row in rows]
-    matrix = [
-        [sum(row[i] * row[j] for row in scaled) for j in range(width)]
-        + [sum(row[i] * one for row, one in zip(scaled, right, strict=True))]
-        for i in range(width)
-    ]
-    for column in range(width):
-        pivot = max(range(column, width), key=lambda index: abs(matrix[index][column]))
-        if abs(matrix[pivot][column]) < 1e-12:
-            raise CalibrationError("the runs do not tell the costs apart: all of them were measured at one load")
-        matrix[column], matrix[pivot] = matrix[pivot], matrix[column]
-        for index in range(width):
-            if index != column:
-                factor = matrix[index][column] / matrix[column][column]
-                matrix[index] = [a - factor * b for a, b in zip(matrix[index], matrix[column], strict=True)]
-    return [matrix[index][width] / matrix[index][index] / scale[index] for index in range(width)]
-
-
 def _significant(value: float) -> float:
     return float(f"{value:.4g}")
 
@@ -484,37 +454,3 @@ def _entry(value: Any, unit: str, origin: str, note: str = "") -> dict[str, Any]
 
 def _flow(row: dict[str, Any]) -> str:
     return yaml.safe_dump(row, default_flow_style=True, sort_keys=False, width=10_000).strip()
-
-
-def _sha256(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
-def _read(data_dir: Path, name: str) -> Any:
-    path = data_dir / name
-    try:
-        read = json.loads(path.read_text(encoding="utf-8"))
-    except OSError:
-        raise CalibrationError(f"{path}: not there. {WHERE_TO_GET}") from None
-    except (ValueError, RecursionError) as error:
-        raise CalibrationError(f"{path}: not JSON ({error})") from None
-    if not isinstance(read, list) or not all(isinstance(entry, dict) for entry in read):
-        raise CalibrationError(f"{path}: no list of events; is this the right file?")
-    return read
-
-
-def _event(events: Any, name: str, source: str) -> dict[str, Any]:
-    for event in events if isinstance(events, list) else ():
-        if isinstance(event, dict) and event.get("event") == name:
-            return event
-    raise CalibrationError(f"{source}: no event {name!r}; is this the right run?")
-
-
-def _operation(history: Any, action: str, source: str) -> dict[str, Any]:
-    """The metrics frame of the oldest operation of that kind (round A; the files repeat it after round B's)."""
-    for entry in reversed(history if isinstance(history, list) else []):
-        if isinstance(entry, dict) and entry.get("action") == action and entry.get("metrics_snapshot"):
-            frame = entry["metrics_snapshot"]
-            if float(frame.get("total_throughput", 0)) > 0:
-                return dict(frame)
-    raise CalibrationError(f"{source}: no {action} with a metrics_snapshot under load; is this the right run?")

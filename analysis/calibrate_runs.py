@@ -23,7 +23,8 @@ from typing import Any
 
 import yaml
 
-from analysis.calibrate import CalibrationError, least_squares, profile_text
+from analysis.calibrate import profile_text
+from analysis.calibrate_input import CalibrationError, least_squares
 from analysis.errors import BadInput
 from analysis.rundir import RunDir
 from protocol.evidence import Event

@@ -9,7 +9,7 @@ import sys
 import pytest
 import yaml
 
-from analysis.calibrate import CalibrationError, least_squares
+from analysis.calibrate_input import CalibrationError, least_squares
 from analysis.calibrate_runs import TERMS, fit_runs, fitted_profile, run_calibrate_runs, set_arguments, world_settings
 from analysis.errors import BadInput
 from analysis.foreign.genrm import import_genrm
