@@ -150,6 +150,7 @@ class NothingToALeavingEngine(Check):
     name = "nothing_to_a_leaving_engine"
     expected = f"0 generations sent to an engine {_NOTICED_NS // _NS} s or more after its SIGTERM"
     needs = ("engine.leaving",)
+    joins_at = ("engine.leaving",)
 
     def __init__(self, ledger: Ledger) -> None:
         super().__init__(ledger)

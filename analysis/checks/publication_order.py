@@ -32,7 +32,7 @@ class PublicationOrder(Check):
     name = "publication_order"
     expected = "each stage is over everywhere before the next one begins"
     needs = ("publication.asked",)
-    joins_at = ("publishing.deployed",)
+    joins_at = ("publication.asked",)
 
     def __init__(self, ledger: Ledger) -> None:
         super().__init__(ledger)

@@ -22,7 +22,7 @@ class TurnOfOneVersion(Check):
     name = "turn_of_one_version"
     expected = "no token of a version other than the one recorded"
     needs = ("publication.asked",)
-    joins_at = ("turn.sent",)
+    joins_at = ("publication.asked",)
 
     def __init__(self, ledger: Ledger) -> None:
         super().__init__(ledger)
@@ -79,7 +79,7 @@ class NoUpdateUnderLease(Check):
     name = "no_update_under_lease"
     expected = "every update finds no active lease and no running turn"
     needs = ("publication.asked",)
-    joins_at = ("publishing.deployed",)
+    joins_at = ("publication.asked",)
 
     def __init__(self, ledger: Ledger) -> None:
         super().__init__(ledger)
@@ -184,7 +184,7 @@ class PoisonedGateAdmitsNothing(Check):
     name = "poisoned_gate_admits_nothing"
     expected = "nothing passes a gate after an unknown outcome"
     needs = ("publication.asked",)
-    joins_at = ("publishing.deployed",)
+    joins_at = ("publication.asked",)
 
     def __init__(self, ledger: Ledger) -> None:
         super().__init__(ledger)
@@ -253,7 +253,7 @@ class OneDeadline(Check):
     name = "one_deadline"
     expected = "each call ends within its time-out, whatever the number of entrypoints"
     needs = ("publication.asked",)
-    joins_at = ("publishing.deployed",)
+    joins_at = ("publication.asked",)
 
     def __init__(self, ledger: Ledger) -> None:
         super().__init__(ledger)

@@ -198,6 +198,7 @@ class BufferAnswers(Check):
     name = "buffer_answers"
     expected = f"count and contents within {_ANSWER_NS // _NS} s"
     needs = ("rollouts.deployed",)
+    joins_at = ("rollouts.deployed",)
 
     def __init__(self, ledger: Ledger) -> None:
         super().__init__(ledger)

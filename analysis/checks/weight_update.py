@@ -235,8 +235,8 @@ class UpdatesMeetTheLiving(Check):
 
     name = "updates_meet_the_living"
     expected = "no update to a process whose successor was ready before"
-    needs = ("publishing.deployed",)
-    joins_at = ("publishing.deployed",)
+    needs = ("publication.asked",)
+    joins_at = ("publication.asked",)
 
     def __init__(self, ledger: Ledger) -> None:
         super().__init__(ledger)

@@ -22,6 +22,7 @@ class Published(History):
             entrypoints=[[f"entrypoint-s-{n}", f"gate-s-{n}", f"s-{n}"] for n in range(2)], prepare_timeout_s=10.0,
             resume_timeout_s=10.0,
         )  # fmt: skip
+        self("publication.asked", at="driver/0", service="s", model_step=0)
         self._calls = itertools.count(1)
 
     def call(
