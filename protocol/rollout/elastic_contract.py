@@ -41,10 +41,19 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f]+")
 _SECRET = re.compile(r"(?i)\b(token|key|secret|password|authorization)\b(\s*[=:]\s*|\s+)\S+")
 
 
-class RolloutOutBody(BaseModel):
-    """Body of POST /scale_out: a total of replicas, or engines that are there already."""
+class _Body(BaseModel):
+    """What every submission may carry. A client that serves judges too sends the first two as to those."""
 
     model_config = ConfigDict(extra="forbid")
+
+    idempotency_key: StrictStr | None = None
+    """Taken and not kept: a target is a total, so that the same one again is a conflict or nothing to do."""
+    timeout_secs: Annotated[float, Field(gt=0, allow_inf_nan=False, strict=True)] | None = None
+    """Taken and not kept: each step has its own time-out."""
+
+
+class RolloutOutBody(_Body):
+    """Body of POST /scale_out: a total of replicas, or engines that are there already."""
 
     num_replicas: Annotated[StrictInt, Field(gt=0)] | None = None
     """Replicas in all, never a difference."""
@@ -58,10 +67,8 @@ class RolloutOutBody(BaseModel):
         return self
 
 
-class RolloutInBody(BaseModel):
+class RolloutInBody(_Body):
     """Body of POST /scale_in."""
-
-    model_config = ConfigDict(extra="forbid")
 
     num_replicas: Annotated[StrictInt, Field(gt=0)]
     """Replicas in all, never a difference."""

@@ -174,7 +174,7 @@ def test_failures_have_a_category_and_end_clean() -> None:
         ({}, 422), ({"num_replicas": "2"}, 422), ({"num_replicas": True}, 422), ({"num_replicas": 2.0}, 422),
         ({"num_replicas": 2, "engine_urls": ["a:1"]}, 422), ({"engine_urls": []}, 422),
         ({"engine_urls": ["ftp://a:1"]}, 422),
-        ({"num_replicas": 2, "idempotency_key": "k"}, 422), ({"num_replicas": 1}, 400),
+        ({"num_replicas": 2, "model": "k"}, 422), ({"num_replicas": 1}, 400),
     ],
 )  # fmt: skip
 def test_what_is_refused(body: dict[str, Any], status: int) -> None:
