@@ -153,6 +153,8 @@ class StatedVerdict(_OnFacts):
         unstable = key == "flip_count" or key.endswith(("instability_rate", "unstable_cases"))
         if unstable and value not in (0, 0.0, []):
             self._wrong(key, f"{key} is {shown(value)[:120]}: the same input was judged differently")
+        if "load_total" in key and value in (0, None):
+            self._wrong(key, f"{key} is {shown(value)}: without load nothing was shown")
         found = truth(key, self.facts, stated)
         if found is UNKNOWN:
             if key in self.parameters.borne_out:

@@ -49,6 +49,8 @@ def _in_completed(facts: Facts, _: Stated) -> Any:
     if not facts.decisions:
         return UNKNOWN
     found = [facts.operations.get(one.data["operation"]) for one in _decided(facts, "scale_in")]
+    if facts.listed and set(facts.listed[-1][1]) != set(facts.initial):
+        return False
     return bool(found) and all(one is not None and one.state == "COMPLETED" for one in found)
 
 

@@ -69,7 +69,7 @@ def import_genrm(folder: pathlib.Path, out: pathlib.Path) -> Imported:
         machine={"system": "as published", "gpus": "4 x RTX 4090", "note": "the machine of the import says nothing"},
         preregistered=Preregistered(
             acceptance=protocol.acceptance(documents=bool(files.documents)),
-            required=protocol.required, faults=protocol.faults or None,
+            required=_required(files, protocol), faults=protocol.faults or None,
             converge_within_s=600, shadow_s=60,
         ),
         repeat=f"python -m analysis import genrm {text(folder.name, 120)}",
@@ -147,6 +147,12 @@ def _leftover(files: Files, driver: Driver, stated: dict[str, Any], builder: Bui
         memory_mib=None,
         samples=1,
     )
+
+
+def _required(files: Files, protocol: Protocol) -> tuple[str, ...]:
+    """Where the load is on record request by request, there must have been some."""
+    listed = files.read[LOAD].state == "read" and "nothing_lost" not in protocol.required
+    return (*protocol.required, *(["nothing_lost"] if listed else []))
 
 
 def _describe(folder: pathlib.Path, files: Files, protocol: Protocol) -> str:

@@ -129,11 +129,10 @@ CONSISTENCY = Protocol(
     "reward consistency",
     "reward_consistency",
     "Published run of an elastic judge, imported: the old replica and the new one give the same judgement.",
-    borne_out=("replies_total", "scale_in_removed_exactly_elastic"),
-    more=(
-        {"resources_returned": {}},
-        {"reached": {"event": "scale.answered", "state": "COMPLETED", "within_s": 3600}},
-    ),
+    # Whether the scale-in is part of the verdict or of the clean-up differed among these runs; where it is on
+    # record it is judged as any operation.
+    borne_out=("replies_total",),
+    more=({"resources_returned": {}},),
 )
 
 DIVERGENCE = Protocol(

@@ -259,6 +259,18 @@ def admitted_while_dirty(run: Run) -> None:
     run["events.json"].sort(key=lambda one: one["t"])
 
 
+def no_load(run: Run) -> None:
+    """There was no load: nothing failed, and nothing was shown."""
+    run["load_requests.json"] = []
+    state(run, A6_load_total=0)
+
+
+def never_scaled_in(run: Run) -> None:
+    """The history says COMPLETED, and the elastic replica is listed to the end."""
+    for row in run["timeline.json"][3:]:
+        row["engines"].append([HOST, 16001, 40])
+
+
 def no_verdict(run: Run) -> None:
     """There is no verdict."""
     del run["verdicts.json"]
@@ -301,6 +313,8 @@ EVIDENCE_MUTANTS: tuple[EvidenceMutant, ...] = (
     EvidenceMutant("two verdicts", "M49", "manual", two_verdicts, "stated_verdict"),
     EvidenceMutant("verdict without evidence", "M49", "manual", no_events, "files_read", "inconclusive"),
     EvidenceMutant("torn evidence", "M49", "autoscaler", torn_events, "files_read", "inconclusive"),
+    EvidenceMutant("no load", "M51", "autoscaler", no_load, "stated_verdict"),
+    EvidenceMutant("never scaled in", "M49", "autoscaler", never_scaled_in, "stated_verdict"),
     EvidenceMutant("no verdict", "H11", "failures", no_verdict, "stated_verdict", "inconclusive"),
     EvidenceMutant("admitted while not clean", "M29", "failures", admitted_while_dirty, "one_operation_at_a_time"),
     EvidenceMutant("initial replica removed", "M10", "manual", wrong_replica_removed, "stated_verdict"),
