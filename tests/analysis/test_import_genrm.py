@@ -205,7 +205,7 @@ def _spoil(value: Any, rng: random.Random) -> None:
     while isinstance(value, (dict, list)) and value:
         key = rng.choice(list(value) if isinstance(value, dict) else range(len(value)))
         if not isinstance(value[key], (dict, list)) or not value[key] or rng.random() < 0.2:
-            value[key] = rng.choice(ODD)
+            value[key] = copy.deepcopy(rng.choice(ODD))
             return
         value = value[key]
 
