@@ -247,8 +247,8 @@ _declare("run.step", "world", "A scenario step fired.",
         held="bool: the process of the triggering event was held until the step was done",
         late_ns="int: how long after the asked instant; 0 in sim")
 _declare("run.healed", "world", "The last fault is healed: from here everything must converge.", faults="int: faults injected")
-_declare("run.tail", "world", "Evidence is missing: a death cut a last line short, a process wrote nothing of its death, or the disk was full.", ("real",),
-        process="str: name/incarnation; driver/0 where it is anybody's", what="str: torn, silent or unwritten", detail="str: text")
+_declare("run.tail", "world", "Evidence is missing: a death cut a last line short, a process wrote nothing of its death, or the world itself broke.", ("real",),
+        process="str: name/incarnation; driver/0 where it is everybody's", what="str: torn, silent or broken", detail="str: text")
 _declare("run.wait", "world", "One edge of the who-waits-for-whom report of a deadlock.",
         waiter="str: task", waits_for="str: what", should_wake="str: who holds it or should have answered")
 _declare("run.anomaly", "world", "Something asyncio would only have logged: fails an invariant.",

@@ -71,6 +71,8 @@ class RealBackend:
         self.crashed: Callable[[BaseException], None] = self.crash
         self.ray_has_ended = False
         """Set by who saw it: the run's end then asks Ray for nothing."""
+        self.registry_pid = 0
+        """In the driver: of the registry's process, which is on the driver's machine."""
 
     # ---- the port ----
 
@@ -295,8 +297,9 @@ def run_real(
     registry = remote.options(
         name=REGISTRY, namespace=NAMESPACE, lifetime="detached", get_if_exists=True, scheduling_strategy=here
     ).remote()
-    ray.get(registry.open.remote(run))
+    registry_pid = ray.get(registry.open.remote(run))
     backend = RealBackend(config, ProcessIdentity(DRIVER, 0, 0))
+    backend.registry_pid = registry_pid
     backend.own_process()
     backend.log.emit("actor.spawned", cls="", node=backend.node, role="driver")
     try:

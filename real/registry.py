@@ -7,6 +7,7 @@ when a name is used again, and the serialised arguments that a restart needs aft
 from __future__ import annotations
 
 import dataclasses
+import os
 from typing import Literal
 
 import ray
@@ -98,8 +99,10 @@ class NameRegistry:
     def __init__(self) -> None:
         self._runs: dict[str, _Run] = {}
 
-    def open(self, run: str) -> None:
+    def open(self, run: str) -> int:
+        """A run begins. Returns the pid of this process, without which the run cannot go on."""
         self._runs[run] = _Run()
+        return os.getpid()
 
     def reserve(self, run: str, name: str, spec: SpawnSpec, spawner: str | None) -> tuple[int, int] | None:
         """Take a name: (incarnation, number of the process in this run), or None while a living actor has it."""

@@ -109,9 +109,10 @@ def run_in_real(
         if end.unfit:
             raise BadInput(f"{scenario.name}: {end.unfit}")
         merged = _merged(pathlib.Path(folder), end)
-        if evidence_is_lost(folder):
-            detail = f"the disk of {folder} was full, and events could not be written"
-            merged.tails.append(Tail(("driver", 0), "unwritten", detail))
+        if not end.broken and evidence_is_lost(folder):
+            end.broken = f"the disk of {folder} was full, and events could not be written"
+        if end.broken:
+            merged.tails.append(Tail(("driver", 0), "broken", end.broken))
         _keep_logs(pathlib.Path(folder), directory.path / "logs")
     except (BadInput, ClusterFailed) as error:
         shutil.rmtree(directory.path)  # made here, and of no use without a run

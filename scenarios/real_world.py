@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import pathlib
 import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -45,6 +46,8 @@ class RealEnd:
     """Processes that lived when it ended: (name, incarnation)."""
     refused: list[str]
     """Steps that could not be done."""
+    broken: str = ""
+    """What of the world itself broke, so that evidence is missing or says nothing of the components."""
     unfit: str = ""
     """Why there was no run at all: an engine that cannot even start, with its last words."""
 
@@ -192,15 +195,20 @@ class RealStage(FaultPort):
 
         while True:
             await asyncio.sleep(_LOOK_S)
+            broken = ""
             if evidence_is_lost(self._folder):
-                self._ended("crash", f"the disk of {self._folder} is full, and events could not be written")
-                assert body is not None
-                body.cancel()
-                return
-            if self._machines is not None and (daemon := self._machines.ended()):
-                # In a minute Ray would end this process too, and the evidence would go with the run's folder.
-                self._ended("crash", f"Ray's {daemon} has ended, and no fault did that")
-                self._backend.ray_has_ended = True
+                broken = f"the disk of {self._folder} is full, and events could not be written"
+            elif self._machines is not None:
+                daemon = self._machines.ended()
+                if not daemon and not _is_running(self._backend.registry_pid):
+                    daemon = "registry of the run's processes"
+                if daemon:
+                    # In a minute Ray would end this process too, and the evidence would go with the run's folder.
+                    broken = f"Ray's {daemon} has ended, and no fault did that"
+                    self._backend.ray_has_ended = True
+            if broken:
+                self._ended("crash", broken)
+                self._end.broken = broken
                 assert body is not None
                 body.cancel()
                 return
@@ -319,3 +327,10 @@ class RealStage(FaultPort):
     def verb(self, name: str, params: Any) -> None:
         if self._listen is not None:
             asyncio.get_running_loop().call_soon(self._listen, name, params)
+
+
+def _is_running(pid: int) -> bool:
+    try:
+        return pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return False

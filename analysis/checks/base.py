@@ -127,9 +127,9 @@ class Check:
             result, explain, witness = self.blame, self._first, self._witness
             if self.violations > 1:
                 explain += f" (and {self.violations - 1} more)"
-            if self.ledger.unwritten is not None:
+            if self.ledger.broken is not None:
                 result = "inconclusive"
-                explain += f"; but evidence is missing: {self.ledger.unwritten.data['detail']}"
+                explain += f"; but {self.ledger.broken.data['detail']}"
         elif self.doubts:
             result, explain, witness = "inconclusive", self._first_doubt, self._doubt_witness
         elif not self.judged:

@@ -67,8 +67,8 @@ class Ledger:
         self.finished: Event | None = None
         self.shadow = Shadow()
         self.healed: Event | None = None
-        self.unwritten: Event | None = None
-        """Events are missing that no death explains: nothing that follows from what is not there is a failure."""
+        self.broken: Event | None = None
+        """The world itself broke (a full disk, the end of Ray): nothing that went wrong is held against components."""
         self.roles: dict[Process, str] = {}
         self.nodes: dict[Process, str] = {}
         self.newest: dict[str, int] = {}
@@ -111,8 +111,8 @@ class Ledger:
         self.healed = event
 
     def _tail(self, event: Event) -> None:
-        if event.data["what"] == "unwritten":
-            self.unwritten = event
+        if event.data["what"] == "broken":
+            self.broken = event
 
     # --- processes
     def _spawned(self, event: Event) -> None:

@@ -52,8 +52,8 @@ class RunFinished(Check):
     def conclude(self) -> None:
         if self.ledger.finished is None:
             self.doubt("run.finished is missing: the run was cut short or still goes on")
-        if self.ledger.unwritten is not None:
-            self.doubt(f"evidence is missing: {self.ledger.unwritten.data['detail']}", self.ledger.unwritten.seq)
+        if self.ledger.broken is not None:
+            self.doubt(self.ledger.broken.data["detail"], self.ledger.broken.seq)
 
     def observed(self) -> str:
         finished = self.ledger.finished

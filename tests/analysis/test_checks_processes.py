@@ -253,18 +253,18 @@ def test_a_pick_never_given_back_fails() -> None:
     assert h.end().judged("gateway_counts").result == "fail"
 
 
-def test_what_follows_from_events_that_could_not_be_written_is_no_failure() -> None:
+def test_when_the_world_breaks_nothing_is_held_against_components() -> None:
     h = History()
     h("actor.spawned", at="gateway/0", role="actor")
     h("actor.died", at="gateway/0", reason="crashed", detail="OSError: an event could not be written")
     h.sent("r1")
     assert h.judged("no_crash").result == "fail"
-    h("run.tail", at="driver/0", process="driver/0", what="unwritten", detail="the disk of /tmp/x was full")
+    h("run.tail", at="driver/0", process="driver/0", what="broken", detail="the disk of /tmp/x was full")
     h.end("crash", detail="the disk is full")
     for name in ("no_crash", "nothing_lost", "run_finished"):
         row = h.judged(name)
         assert row.result == "inconclusive" and row.required, name
-    assert "evidence is missing: the disk of /tmp/x was full" in h.judged("no_crash").explain
+    assert "; but the disk of /tmp/x was full" in h.judged("no_crash").explain
     assert h.verdict().result == "inconclusive"
 
 

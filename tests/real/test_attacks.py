@@ -84,7 +84,7 @@ def test_the_registry_is_killed(tmp_path: pathlib.Path, temporary: str) -> None:
     """It belongs to the world: without it the run cannot go on, and says nothing of who ran in it."""
     with command(tmp_path, temporary, *EMULATED, text=QUIET) as run:
         run.wait_for_event("request.done")
-        os.kill(_pid_of(run, "ray::Registry"), signal.SIGKILL)
+        os.kill(_pid_of(run, "ray::NameRegistry"), signal.SIGKILL)
         code, said, verdict = _ended(run, tmp_path)
     assert code == 3, said
     assert verdict.result == "inconclusive"
