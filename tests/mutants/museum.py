@@ -27,7 +27,7 @@ The *source* says where a defect is from. The numbers are those of the notes tha
 - `H4` and the like: a hazard read out of that service's source.
 - `P-2`, `C-13`, `H-10` and the like: a wrong variant of admin calls (P), of pause, continue and publication (C), of
   export, health and recovery (H); `G-2`, `A-1`, `W-4`: of the request gate (G), of session affinity (A), of weight
-  updates (W).
+  updates (W); `S-1`: of the session server, of traces and of who owns them (S).
 - `G-I3`, `A-I3`, `W-I2` and the like: an invariant that is broken, of the gate, of the path of a client's request
   (A) or of weight updates (W).
 - `scaling 5.1`, `engines 3` and the like: a section of the notes on that subject; `DESIGN loop` and the like: a rule of

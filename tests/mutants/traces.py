@@ -216,50 +216,45 @@ def _count_below(node: Any) -> int:
     return 1 + sum(_count_below(child) for child in node.children.values())
 
 
+def _learner(name: str, source: str, cls: type, check: str, scenario: str = "traces") -> Mutant:
+    return Mutant(name, source, "learner", Learner, cls, scenario, check)
+
+
+def _buffer(name: str, source: str, cls: type, scenario: str, check: str) -> Mutant:
+    return Mutant(name, source, "replay_buffer", ReplayBuffer, cls, scenario, check)
+
+
+def _store(name: str, source: str, cls: type, scenario: str, check: str, seeds: tuple[int, ...] = (1, 2, 3)) -> Mutant:
+    return Mutant(name, source, "trace_store", RolloutTraceStore, cls, scenario, check, seeds)
+
+
 MUTANTS = (
-    Mutant("releases_everything", "S-1", "learner", Learner, ReleasesEverything, "traces", "trace_survives"),
-    Mutant("lists_then_releases", "S-2", "learner", Learner, ListsThenReleases, "traces", "trace_survives"),
+    _learner("learner releases everything", "S-1", ReleasesEverything, "trace_survives"),
+    _learner("learner lists, then releases", "S-2", ListsThenReleases, "trace_survives"),
     Mutant(
-        "evaluates_and_releases_everything", "S-3", "evaluator", Evaluator, EvaluatesAndReleasesEverything, "traces",
+        "evaluator releases everything", "S-3", "evaluator", Evaluator, EvaluatesAndReleasesEverything, "traces",
         "trace_survives",
     ),
     Mutant(
-        "forgets_the_sessions", "S-4", "producer", Producer, ForgetsTheSessions, "traces", "store_holds_the_buffer"
+        "producer forgets sessions", "S-4", "producer", Producer, ForgetsTheSessions, "traces", "store_holds_the_buffer"
     ),
+    _buffer("buffer releases what comes again", "S-5", ReleasesWhatComesAgain, "traces_expiring", "trace_survives"),
+    _learner("learner frees twice", "S-6", FreesTwice, "reference_freed_once"),
+    _learner("learner forgets untraced", "S-7", ForgetsUntraced, "no_reference_left"),
+    _buffer("buffer releases under its lock", "S-8", ReleasesUnderItsLock, "traces_stalled", "buffer_answers"),
     Mutant(
-        "releases_what_comes_again", "S-5", "replay_buffer", ReplayBuffer, ReleasesWhatComesAgain, "traces_expiring",
-        "trace_survives",
+        "dead store's handle kept", "S-9", "scenarios.rollouts:TraceAccess", TraceAccess, KeepsADeadHandle,
+        "traces_lost", "store_is_found_again",
     ),
-    Mutant("frees_twice", "S-6", "learner", Learner, FreesTwice, "traces", "reference_freed_once"),
-    Mutant("forgets_untraced", "S-7", "learner", Learner, ForgetsUntraced, "traces", "no_reference_left"),
-    Mutant(
-        "releases_under_its_lock", "S-8", "replay_buffer", ReplayBuffer, ReleasesUnderItsLock, "traces_stalled",
-        "buffer_answers",
+    _store("trace store writes in two phases", "S-10", WritesInTwoPhases, "traces_dense", "trace_is_the_transcript"),
+    _store("trace store overwrites", "S-16", OverwritesConflicts, "traces", "trace_is_the_transcript"),
+    _buffer("buffer frees at reset", "S-17", FreesAtReset, "traces_expiring", "reference_freed_once"),
+    _learner(
+        "lone learner releases everything", "S-18", ReleasesAlthoughNotEmpty, "trace_survives", "traces_alone"
     ),
+    _store("trace store walks by recursion", "S-19", WalksByRecursion, "traces_deep", "store_holds_the_buffer", (1,)),
     Mutant(
-        "keeps_a_dead_handle", "S-9", "scenarios.rollouts:TraceAccess", TraceAccess, KeepsADeadHandle, "traces_lost",
-        "store_is_found_again",
-    ),
-    Mutant(
-        "writes_in_two_phases", "S-10", "trace_store", RolloutTraceStore, WritesInTwoPhases, "traces_dense",
-        "trace_is_the_transcript",
-    ),
-    Mutant(
-        "overwrites_conflicts", "S-16", "trace_store", RolloutTraceStore, OverwritesConflicts, "traces",
-        "trace_is_the_transcript",
-    ),
-    Mutant(
-        "frees_at_reset", "S-17", "replay_buffer", ReplayBuffer, FreesAtReset, "traces_expiring", "reference_freed_once"
-    ),
-    Mutant(
-        "releases_although_not_empty", "S-18", "learner", Learner, ReleasesAlthoughNotEmpty, "traces_alone",
-        "trace_survives",
-    ),
-    Mutant(
-        "walks_by_recursion", "S-19", "trace_store", RolloutTraceStore, WalksByRecursion, "traces_deep",
-        "store_holds_the_buffer", seeds=(1,),
-    ),
-    Mutant(
-        "frees_after_reading", "S-21", "train_worker", TrainWorker, FreesAfterReading, "traces", "reference_freed_once"
+        "worker frees after reading", "S-21", "train_worker", TrainWorker, FreesAfterReading, "traces",
+        "reference_freed_once",
     ),
 )  # fmt: skip
