@@ -193,7 +193,8 @@ class RolloutTraceStore:
                         backend().objects.give_back(segment.experts, holder(session))
                     else:
                         own.append(segment.experts)
-            backend().objects.free(tuple(own))
+            if own:
+                backend().objects.free(tuple(own))
             backend().emit("trace.released", session=session, segments=len(segments), freed=len(own))
 
 
