@@ -285,7 +285,7 @@ _declare("engine.ready", "world", "The engine answers /ready with 200.", version
 _declare("engine.options", "world", "How an engine that was given options is set up to compute.",
         deterministic="bool: deterministic mode", attention_backend="str: as named, empty for its own choice",
         gpu="str: generation, empty where not known", server_seed="int: seed of the process", keeps_prefixes="bool: has a prefix cache")
-_declare("engine.sampling", "world", "How a JSON call that has reached an engine with options is sampled.", ("sim",),
+_declare("engine.sampling", "world", "How a JSON call that has reached an engine with options is sampled.",
         request="str: id", temperature="float: 0 is greedy", seed="int?: seed in the request, None without one")
 _declare("engine.accepted", "world", "A generation request reached the engine's scheduler.",
         request="str: id", running="int: requests running", queued="int: requests queued")

@@ -62,6 +62,7 @@ class Front:
         traffic: what may happen to messages.
         became_ready: called when /ready first answers 200, before anybody hears of it.
         in_flight_changed: called with the number of generations in flight.
+        tells_sampling: record how each call is sampled.
     """
 
     def __init__(
@@ -74,6 +75,7 @@ class Front:
         traffic: Traffic,
         became_ready: Callable[[], None],
         in_flight_changed: Callable[[int], None],
+        tells_sampling: bool = False,
     ) -> None:
         self._log = log
         self._traffic = traffic
@@ -89,7 +91,7 @@ class Front:
             auto_decompress=False,
             read_bufsize=1 << 20,
         )
-        self._generations = Generations(log, self._session, served, self.keep, in_flight_changed)
+        self._generations = Generations(log, self._session, served, self.keep, in_flight_changed, tells_sampling)
         self._posts = Posts(log, self._session, served, storage, self._generations)
         # The caller's going away cancels the handler, never the exchange with the engine, which is a task of its own.
         self._web = web.Server(

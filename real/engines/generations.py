@@ -48,6 +48,7 @@ class Generations:
         served: the weights it serves.
         keep: runs a task of the front.
         changed: called with the number of those in flight.
+        tells_sampling: record how each call is sampled.
     """
 
     def __init__(
@@ -57,12 +58,14 @@ class Generations:
         served: Served,
         keep: Callable[[Coroutine[Any, Any, Any]], asyncio.Task[Any]],
         changed: Callable[[int], None],
+        tells_sampling: bool = False,
     ) -> None:
         self._log = log
         self._session = session
         self._served = served
         self._keep = keep
         self._changed = changed
+        self._tells_sampling = tells_sampling
         self._open: dict[asyncio.Task[Any], _Generation] = {}
         self._foreign = 0
         self.conversations = Conversations(log)
@@ -80,6 +83,8 @@ class Generations:
         task = asyncio.current_task()
         assert task is not None
         accepted_s = asyncio.get_running_loop().time()
+        if self._tells_sampling:
+            self._log.answered(inbound.lc, inbound.cause, "engine.sampling", request=rid, **_sampling(inbound.body))
         self._log.answered(inbound.lc, inbound.cause, "engine.accepted", request=rid, running=len(self._open), queued=0)
         self.conversations.received(inbound.route, rid, inbound.body)
         generation = self._open[task] = _Generation(rid, streaming, accepted_s, self._served.epoch)
@@ -260,3 +265,15 @@ async def _events(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
 
 def _content_type(answer: aiohttp.ClientResponse) -> dict[str, str]:
     return {"Content-Type": answer.headers.get("Content-Type", "application/json")}
+
+
+def _sampling(body: bytes) -> dict[str, Any]:
+    """Temperature and seed of a JSON call, as ``engine.sampling`` has them; greedy where it does not say."""
+    try:
+        given = json.loads(body).get("sampling_params") or {}
+        temperature, seed = given.get("temperature"), given.get("sampling_seed")
+    except (ValueError, AttributeError):
+        temperature = seed = None
+    if isinstance(temperature, bool) or not isinstance(temperature, int | float):
+        temperature = 0.0
+    return {"temperature": float(temperature), "seed": seed if type(seed) is int else None}

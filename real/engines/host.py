@@ -175,6 +175,7 @@ class EngineHost:
         self._front = Front(
             log, port=self._private.port, served=Served(version, weight_hash), storage=storage, traffic=self._traffic(),
             became_ready=self._became_ready, in_flight_changed=self._note_in_flight,
+            tells_sampling=spec.options is not None,
         )  # fmt: skip
         self._emit("engine.started", port=self._public.port, profile=spec.profile, version=version)
         name = self._identity.name
