@@ -95,6 +95,8 @@ def test_options_that_the_pages_name_exist() -> None:
             if words[:2] != ["python", "-m"] or words[2] not in CLIS:
                 continue
             command = CLIS[words[2]].commands.get(words[3])
+            if isinstance(command, click.Group):
+                command = command.commands.get(words[4])
             if command is None:
                 wrong.append(f"{page}: {part}: no such command")
                 continue
