@@ -24,6 +24,7 @@ from protocol.ports import (
     EngineClient,
     EngineSpec,
     Limits,
+    Objects,
     Placement,
     PlacementGroups,
     Signal,
@@ -64,6 +65,10 @@ class LocalBackend:
     @property
     def storage(self) -> Storage:
         _refuse("storage")
+
+    @property
+    def objects(self) -> Objects:
+        _refuse("an object store")
 
     async def spawn(
         self,
