@@ -19,113 +19,27 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from protocol.config import AdminConfig, LifecycleConfig, RolloutScalingConfig
-from protocol.errors import PlacementError, SeatrialError
-from protocol.messages import EngineAddress, WeightUpdate
-from protocol.ports import ActorHandle, EngineSpec, Placement, backend
+from protocol.messages import EngineAddress
+from protocol.ports import backend
 from protocol.rollout.elastic_contract import (
     CANCELLABLE,
-    ROLLOUT_CHAIN,
-    ROLLOUT_TERMINAL,
-    Category,
     RolloutDecisionBody,
     RolloutInBody,
     RolloutOutBody,
-    RolloutState,
     RolloutStatusBody,
     as_document,
     normalised,
     sanitised,
     weightiest,
 )
+from protocol.rollout.elastic_lifecycle import RolloutLifecycle, RolloutOperation
 from protocol.scaling.bodies import ApiReply, ErrorBody
 from protocol.scaling.contract import Direction, RecoveryLeave
-from protocol.scaling.placement import create_group, release_group, slot_fields, wait_usable
-from protocol.scaling.replicas import Replicas
-from protocol.scaling.slots import Slot, Slots
-from protocol.serving.admin import post_update_weights
 from protocol.serving.gateway import ReplicaView
-from protocol.serving.peer import PEER_LOST, Peer
-from protocol.training.checkpoint import latest_export, load_manifest
 
 
-class _Failed(Exception):
-    """A replica could not be added."""
-
-    def __init__(self, category: Category, why: str) -> None:
-        super().__init__(why)
-        self.category: Category = category
-
-
-@dataclasses.dataclass(slots=True)
-class _Operation:
-    """One operation. ``delta``: replicas to add or to remove."""
-
-    request_id: str
-    direction: Direction
-    delta: int
-    urls: tuple[tuple[str, int], ...] = ()
-    force: bool = False
-    evict: bool = False
-    status: RolloutState = "PENDING"
-    cancelled: bool = False
-    created: int = 0
-    removed: int = 0
-    failed: int = 0
-    error: str = ""
-    categories: list[Category] = dataclasses.field(default_factory=list)
-
-    @property
-    def terminal(self) -> bool:
-        return self.status in ROLLOUT_TERMINAL[self.direction]
-
-
-class RolloutScaling:
-    """Control API and manager of a rollout service's replicas. An actor.
-
-    Args:
-        config: what is particular to rollout replicas.
-        lifecycle: time-outs of every step.
-        admin: how weights are posted.
-        gateway: handle of the Gateway that routes to the replicas.
-        spec: how a replica is started.
-        service: replicas are named ``SERVICE-RANK``.
-        initial: the replicas that are there already; they are protected.
-        weight_service: is told of replicas that go (``unregister``), where there is one.
-    """
-
-    def __init__(
-        self,
-        config: RolloutScalingConfig,
-        lifecycle: LifecycleConfig,
-        admin: AdminConfig,
-        gateway: ActorHandle,
-        spec: EngineSpec,
-        service: str,
-        initial: tuple[EngineAddress, ...],
-        weight_service: ActorHandle | None = None,
-    ) -> None:
-        self._config = config
-        self._lifecycle = lifecycle
-        self._admin = admin
-        self._gateway = Peer(gateway, lifecycle.call_timeout_s)
-        self._weight_service = None if weight_service is None else Peer(weight_service, lifecycle.call_timeout_s)
-        self._replicas = Replicas(lifecycle, self._gateway)
-        self._spec = spec
-        self._initial = len(initial)
-        self._slots = Slots(service, initial)
-        self._external: dict[tuple[str, int], EngineAddress] = {}
-        self._operations: dict[str, _Operation] = {}
-        self._draining = False
-        self._tasks: dict[asyncio.Task[None], None] = {}
-        self._weights: asyncio.Lock
-
-    async def start(self) -> None:
-        self._weights = asyncio.Lock()
-
-    async def stop(self) -> None:
-        for task in tuple(self._tasks):
-            task.cancel()
+class RolloutScaling(RolloutLifecycle):
+    """Control API and manager of a rollout service's replicas. An actor. Arguments: see ``RolloutLifecycle``."""
 
     # --- submissions ---
 
@@ -145,7 +59,7 @@ class RolloutScaling:
         delta = len(fresh) if urls else (asked.num_replicas or 0) - self._published
         if delta <= 0:
             return self._decision("NOOP", "nothing to add")
-        return self._admit(_Operation(backend().new_id("rollout-scale"), "scale_out", delta, fresh))
+        return self._admit(RolloutOperation(backend().new_id("rollout-scale"), "scale_out", delta, fresh))
 
     async def scale_in(self, body: dict[str, Any]) -> ApiReply:
         """POST /scale_in: 200, 400, 409 or 422."""
@@ -165,7 +79,7 @@ class RolloutScaling:
             names = [address.name for address, _ in self._victims(delta)]
             return self._decision("DRY_RUN", f"{len(names)} would go", replicas=names)
         identity = backend().new_id("rollout-scale")
-        return self._admit(_Operation(identity, "scale_in", delta, force=asked.force, evict=asked.evict))
+        return self._admit(RolloutOperation(identity, "scale_in", delta, force=asked.force, evict=asked.evict))
 
     async def call_off(self, direction: Direction, request_id: str) -> ApiReply:
         """DELETE of an operation, which cancels it: 200, 404, or 409 where it cannot be cancelled any more."""
@@ -196,7 +110,7 @@ class RolloutScaling:
         )
         return ApiReply(200, as_document(body))
 
-    def _admit(self, operation: _Operation) -> ApiReply:
+    def _admit(self, operation: RolloutOperation) -> ApiReply:
         self._operations[operation.request_id] = operation
         over = [name for name, one in self._operations.items() if one.terminal]
         for name in over[: max(0, len(over) - self._config.max_history)]:
@@ -217,7 +131,7 @@ class RolloutScaling:
             return _unknown(direction, request_id)
         return ApiReply(200, self._status(operation))
 
-    def _status(self, operation: _Operation) -> dict[str, Any]:
+    def _status(self, operation: RolloutOperation) -> dict[str, Any]:
         body = RolloutStatusBody(
             request_id=operation.request_id,
             direction=operation.direction,
@@ -252,10 +166,6 @@ class RolloutScaling:
         views: tuple[ReplicaView, ...] = await self._gateway.call("engines")
         return tuple(view.address.name for view in views if view.routable)
 
-    @property
-    def _published(self) -> int:
-        return self._slots.published + len(self._external)
-
     # --- weights ---
 
     async def update_weights(self, path: str) -> ApiReply:
@@ -275,17 +185,6 @@ class RolloutScaling:
             return _error(503, "WEIGHTS_UNKNOWN", sanitised("; ".join(failed), self._config.message_chars))
         return ApiReply(200, {"path": path, "replicas": len(addresses)})
 
-    async def _load(self, address: EngineAddress, path: str) -> str:
-        """Empty when the replica has them; otherwise why not."""
-        try:
-            manifest = await load_manifest(backend().storage, path)
-            reply = await post_update_weights(
-                backend().engines.client(address), WeightUpdate(path, manifest.version), self._admin
-            )
-            return "" if reply.success else f"{address.name}: {reply.status} {reply.body}"
-        except SeatrialError as error:
-            return f"{address.name}: {type(error).__name__}: {error}"
-
     # --- what recovery and the deployment ask ---
 
     async def may_recover(self, address: EngineAddress) -> RecoveryLeave:
@@ -299,252 +198,6 @@ class RolloutScaling:
     async def owned(self) -> tuple[tuple[str, str], ...]:
         """(replica, placement group) of every replica that a scale-out has created."""
         return tuple((slot.name, slot.group) for slot in self._slots.elastic())
-
-    # --- an operation ---
-
-    async def _run(self, operation: _Operation, steps: Any) -> None:
-        try:
-            end: RolloutState = await steps
-        except SeatrialError as error:
-            operation.error, end = f"{type(error).__name__}: {error}", "FAILED"
-        finally:
-            self._draining = False
-        operation.status = end
-        self._emit_terminal(operation)
-
-    def _reach(self, operation: _Operation, state: RolloutState) -> None:
-        """Forward only: the next replica of one operation goes through the same states again."""
-        chain = ROLLOUT_CHAIN[operation.direction]
-        if chain.index(state) > chain.index(operation.status):
-            operation.status = state
-            self._emit_state(operation)
-
-    # --- out ---
-
-    async def _out(self, operation: _Operation) -> RolloutState:
-        await asyncio.sleep(0)
-        for number in range(operation.delta):
-            if operation.cancelled:
-                break
-            try:
-                if operation.urls:
-                    await self._connect(operation, *operation.urls[number])
-                else:
-                    await self._make(operation)
-            except _Failed as failure:
-                if not failure.category:
-                    break  # cancelled, and cleaned up
-                operation.failed += 1
-                operation.error = operation.error or str(failure)
-                operation.categories.append(failure.category)
-                break
-            operation.created += 1
-        if operation.created == operation.delta:
-            return "ACTIVE"
-        if operation.cancelled and not operation.failed:
-            return "PARTIAL" if operation.created else "CANCELLED"
-        return "PARTIAL" if operation.created else "FAILED"
-
-    async def _make(self, operation: _Operation) -> None:
-        slot = self._slots.append(operation.request_id)
-        self._emit_slot(slot, "candidate")
-        category: Category = "placement"
-        try:
-            self._reach(operation, "CREATING")
-            await create_group(slot, self._spec.num_gpus, self._lifecycle)
-            self._emit_slot(slot, "owns_group")
-            await wait_usable(slot, self._lifecycle)
-            self._look(operation)
-            category = "launch"
-            slot.worker = True
-            slot.address = await backend().engines.launch(self._spec, name=slot.name, placement=Placement(slot.group))
-            self._emit_slot(slot, "launched")
-            self._look(operation)
-            self._reach(operation, "CONNECTING")
-            category = "connect"
-            await self._replicas.wait_ready(slot.address, lambda: None)
-            category = "health"
-            self._reach(operation, "HEALTH_CHECKING")
-            async with asyncio.timeout(self._lifecycle.health_timeout_s):
-                await self._replicas.wait_generating(slot.address, lambda: None)
-            category = "weights"
-            await self._sync_and_publish(operation, slot.address)
-            slot.candidate = False
-        except (_Failed, SeatrialError, TimeoutError) as error:
-            await self._clean_up(slot)
-            if isinstance(error, _Failed):
-                raise
-            found: Category = "placement" if isinstance(error, PlacementError) else category
-            raise _Failed(found, f"{slot.name}: {type(error).__name__}: {error}") from None
-        self._emit_slot(slot, "published")
-
-    def _look(self, operation: _Operation) -> None:
-        if operation.cancelled:
-            raise _Failed("", "cancelled")
-
-    async def _sync_and_publish(self, operation: _Operation, address: EngineAddress) -> None:
-        """The present weights, and then the gateway, while no update can come between the two."""
-        async with self._weights:
-            self._reach(operation, "WEIGHT_SYNCING")
-            path = await latest_export(backend().storage, self._config.export_prefix)
-            why = "" if path is None else await self._load(address, path)
-            if why:
-                raise _Failed("weights", why)
-            self._reach(operation, "READY")
-            while True:
-                try:
-                    if not await self._gateway.call("add_replica", address):
-                        raise _Failed("connect", f"{address.name}: the gateway knows a later incarnation")
-                    return
-                except PEER_LOST:
-                    await asyncio.sleep(self._lifecycle.poll_interval_s)
-
-    async def _connect(self, operation: _Operation, host: str, port: int) -> None:
-        """An engine that somebody else has started, and will end."""
-        self._reach(operation, "CONNECTING")
-        address = EngineAddress(f"external-{host}-{port}", 0, host, port)
-        client = backend().engines.client(address)
-        timeout_s = self._lifecycle.request_timeout_s
-        try:
-            async with asyncio.timeout(self._lifecycle.health_timeout_s):
-                while True:
-                    status, _ = await client.get("/ready", connect_timeout_s=timeout_s, read_timeout_s=timeout_s)
-                    if status == 200:
-                        break
-                    await asyncio.sleep(self._lifecycle.poll_interval_s)
-                self._reach(operation, "HEALTH_CHECKING")
-                await self._replicas.wait_generating(address, lambda: None)
-        except (SeatrialError, TimeoutError) as error:
-            raise _Failed("connect", f"{host}:{port}: {type(error).__name__}: {error}") from None
-        await self._sync_and_publish(operation, address)
-        self._external[host, port] = address
-
-    # --- in ---
-
-    def _victims(self, count: int) -> list[tuple[EngineAddress, Slot | None]]:
-        """The newest first: engines of others, which came by themselves, before replicas of our own."""
-        external: list[tuple[EngineAddress, Slot | None]] = [(one, None) for one in reversed(self._external.values())]
-        own = [(slot.address, slot) for slot in reversed(self._slots.elastic()) if slot.address is not None]
-        return [*external, *own][:count]
-
-    async def _in(self, operation: _Operation) -> RolloutState:
-        victims = self._victims(operation.delta)
-        self._draining = True  # from here on an update is refused; the one that runs is waited for
-        async with self._weights:
-            self._reach(operation, "DRAINING")
-            for address, slot in victims:
-                await self._let_go(operation, address, slot)
-            if not operation.force:
-                await asyncio.sleep(self._config.drain_sleep_s)  # one for the whole batch
-            busy = [] if operation.force else [one for one in victims if not await self._idle(one[0])]
-            for address, slot in busy if not operation.evict else ():
-                operation.failed += 1
-                operation.error = operation.error or f"{address.name} was not idle in time, and serves on"
-                await self._put_back(operation, address, slot)
-                victims = [one for one in victims if one[0] != address]
-            self._reach(operation, "REMOVING")
-            for address, slot in victims:
-                await self._remove(operation, address, slot)
-        return "FAILED" if operation.failed else "COMPLETED"
-
-    async def _let_go(self, operation: _Operation, address: EngineAddress, slot: Slot | None) -> None:
-        if slot is not None:
-            slot.operation, slot.draining = operation.request_id, True
-            self._emit_drain(operation, slot, "chosen")
-        while True:
-            try:
-                await self._gateway.call("close_admission", address, "scale-in")
-                return
-            except PEER_LOST:
-                await asyncio.sleep(self._lifecycle.poll_interval_s)
-
-    async def _idle(self, address: EngineAddress) -> bool:
-        try:
-            views: tuple[ReplicaView, ...] = await self._gateway.call("engines")
-        except PEER_LOST:
-            return False  # nothing is known, so it is not idle
-        return all(view.in_flight == 0 for view in views if view.address == address)
-
-    async def _put_back(self, operation: _Operation, address: EngineAddress, slot: Slot | None) -> None:
-        if slot is not None:
-            self._emit_drain(operation, slot, "restored")
-        while True:
-            try:
-                await self._gateway.call("reopen_admission", address)
-                break
-            except PEER_LOST:
-                await asyncio.sleep(self._lifecycle.poll_interval_s)
-        if slot is not None:
-            slot.draining = False
-
-    async def _remove(self, operation: _Operation, address: EngineAddress, slot: Slot | None) -> None:
-        if self._weight_service is not None:
-            try:
-                await self._weight_service.call("unregister", address.name)
-            except SeatrialError as error:
-                operation.error = operation.error or f"warning: {address.name} is still registered for weights: {error}"
-        await self._replicas.forget_route(address)
-        if slot is None:
-            self._external.pop((address.host, address.port), None)
-        else:
-            await self._clean_up(slot)
-        operation.removed += 1
-
-    # --- both ---
-
-    async def _clean_up(self, slot: Slot) -> None:
-        """End its process and its group, however long the table takes to say so: nobody comes to clean up later."""
-        slot.unreleased = slot.candidate
-        if slot.worker:
-            detail = await self._replicas.end(slot.name)
-            slot.worker = False
-            self._emit_slot(slot, "stopped", detail)
-        while not (release := await release_group(slot, self._lifecycle)).confirmed:
-            self._emit_slot(slot, "unreleased", release.why)
-            await asyncio.sleep(self._lifecycle.removal_poll_s)
-        slot.held = slot.unreleased = slot.candidate = slot.draining = False
-        slot.retired = True
-        self._emit_slot(slot, "retired")
-
-    def _emit_state(self, operation: _Operation) -> None:
-        backend().emit(
-            "scale.state",
-            operation=operation.request_id,
-            direction=operation.direction,
-            state=operation.status,
-            model="rollout",
-        )
-
-    def _emit_terminal(self, operation: _Operation) -> None:
-        capacity = self._slots.capacity()
-        backend().emit(
-            "scale.terminal",
-            operation=operation.request_id,
-            direction=operation.direction,
-            state=operation.status,
-            current=capacity.current + len(self._external),
-            ready=capacity.ready + len(self._external),
-            created=operation.created,
-            removed=operation.removed,
-            failed=operation.failed,
-            cleanup_required=False,
-            error=sanitised(operation.error, self._config.message_chars),
-        )
-
-    def _emit_slot(self, slot: Slot, what: str, detail: str = "") -> None:
-        backend().emit("scale.slot", **slot_fields(slot), what=what, detail=detail)
-
-    def _emit_drain(self, operation: _Operation, slot: Slot, what: str) -> None:
-        assert slot.address is not None
-        backend().emit(
-            "scale.drain",
-            operation=operation.request_id,
-            replica=slot.name,
-            replica_inc=slot.address.incarnation,
-            rank=slot.rank,
-            generation=0,
-            what=what,
-        )
 
 
 def _error(status: int, code: str, detail: str) -> ApiReply:

@@ -45,7 +45,7 @@ READERS = {
     "ProducerConfig": ("rollout/producer.py",),
     "LearnerConfig": ("training/learner.py",),
     "EvaluatorConfig": ("training/evaluator.py",),
-    "RolloutScalingConfig": ("rollout/elastic.py",),
+    "RolloutScalingConfig": ("rollout/elastic.py", "rollout/elastic_lifecycle.py"),
     "JudgeConfig": ("serving/judge.py",),
     "LifecycleConfig": ("scaling/lifecycle.py", "scaling/placement.py", "scaling/replicas.py"),
 }
