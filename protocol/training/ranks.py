@@ -7,10 +7,12 @@ import contextlib
 from collections.abc import AsyncIterator
 
 from protocol.config import AdminConfig, WeightSyncConfig
-from protocol.errors import BarrierError, Outcome
+from protocol.errors import BarrierError, Outcome, SeatrialError
 from protocol.ports import ActorHandle, Trainer, backend
 from protocol.training.buckets import Plan, Shard, plan, share
 from protocol.training.transports import TRANSPORTS, Binding, CheckpointEngine, Failure, Transport
+
+_TELL_S = 2.0
 
 
 class TrainingRank:
@@ -68,7 +70,9 @@ class TrainingRank:
         return self._layout
 
     def shares(self, bucket: int) -> tuple[bytes, ...]:
-        shares = self._shares[bucket]
+        shares = self._shares.get(bucket)
+        if shares is None:
+            raise BarrierError(f"rank {self.number} has no part of bucket {bucket}", outcome=Outcome.NOT_DONE)
         if self._on_device:
             return shares
         return tuple(bytes(len(one)) for one in shares)  # what lies there now is not the model
@@ -136,13 +140,14 @@ class TrainingRank:
                 yield
         except TimeoutError:
             why = f"rank {self.number} ran out of time in its {what}"
-            self._tell(why)
+            await self._tell(why)
             raise BarrierError(why) from None
         except Exception as error:
-            self._tell(f"rank {self.number}: {error}")
+            await self._tell(f"rank {self.number}: {error}")
             raise
 
-    def _tell(self, why: str) -> None:
+    async def _tell(self, why: str) -> None:
         backend().emit("weights.given_up", update=self._update, rank=self.number, why=why)
-        # Not awaited: the rank leaves, whatever becomes of the message.
-        self._rendezvous.give_up(self._update, why)
+        with contextlib.suppress(SeatrialError, TimeoutError):  # the rank leaves, whatever becomes of the message
+            async with asyncio.timeout(_TELL_S):
+                await self._rendezvous.give_up(self._update, why)

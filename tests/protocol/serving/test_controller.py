@@ -362,3 +362,73 @@ def test_publishing_again_goes_on_where_it_was() -> None:
         assert fleet.posts("/update_weights_from_disk") == [2, 2]  # of each version once
 
     run(body)
+
+
+FENCING = ControllerConfig(call_timeout_s=1, fence=True)
+
+
+def test_a_fenced_entrypoint_stays_closed_by_name_while_the_others_go_on() -> None:
+    async def body(world: FakeBackend) -> None:
+        fleet = await (await fleet_of(world, 3, controller=FENCING)).opened()
+        await fleet.controller.prepare_pause()
+        for engine in (fleet.engines[0], fleet.engines[2]):
+            engine.version = "1"
+        await fleet.controller.fence((("e-1", "took no bucket"),))
+        view = await fleet.controller.barrier()
+        assert view is not None and view.fenced == ("e-1",)
+        assert [address.name for address in await fleet.controller.targets()] == ["e-0", "e-2"]
+        assert [address.name for address in await fleet.controller.inactive()] == ["e-1"]
+        routable = {one.address.name: (one.routable, one.why) for one in await fleet.gateway.engines()}
+        assert routable["e-1"] == (False, "took no bucket") and routable["e-0"][0]
+        await fleet.controller.resume_requests(1)
+        assert [s.open for s in await fleet.snapshots()] == [True, False, True]
+        assert await fleet.controller.closed_gates() == ("e-1",)
+
+    run(body)
+
+
+def test_a_fenced_entrypoint_rejoins_when_its_backend_serves_the_version() -> None:
+    async def body(world: FakeBackend) -> None:
+        fleet = await (await fleet_of(world, 2, controller=FENCING)).opened()
+        await fleet.controller.prepare_pause()
+        fleet.engines[0].version = "1"
+        await fleet.controller.fence((("e-1", "took no bucket"),))
+        await fleet.controller.resume_requests(1)
+        await asyncio.sleep(3)
+        assert not (await fleet.snapshots())[1].open  # nobody is routed to it
+        fleet.engines[1].paused = False  # as its successor is; it serves 0 still
+        await fleet.gateway.set_routable(fleet.engines[1].address, True, "")
+        await asyncio.sleep(3)
+        assert not (await fleet.snapshots())[1].open
+        fleet.engines[1].version = "1"
+        await asyncio.sleep(3)
+        assert (await fleet.turn("s", 1)).model_step == 1
+        await fleet.controller.prepare_pause()
+        assert len(await fleet.controller.targets()) == 2
+
+    run(body)
+
+
+def test_an_entrypoint_that_nobody_is_routed_to_is_fenced_from_the_start_and_sent_nothing() -> None:
+    async def body(world: FakeBackend) -> None:
+        fleet = await (await fleet_of(world, 2, controller=FENCING)).opened()
+        await fleet.gateway.set_routable(fleet.engines[1].address, False, "health")
+        posted = len(fleet.engines[1].posts)
+        view = await fleet.controller.prepare_pause()
+        assert view.fenced == ("e-1",) and not (await fleet.snapshots())[1].open
+        fleet.engines[0].version = "1"
+        await fleet.controller.resume_requests(1)
+        assert len(fleet.engines[1].posts) == posted
+
+    run(body)
+
+
+def test_the_last_entrypoint_is_not_fenced() -> None:
+    async def body(world: FakeBackend) -> None:
+        fleet = await (await fleet_of(world, 2, controller=FENCING)).opened()
+        await fleet.controller.prepare_pause()
+        error = await raised(fleet.controller.fence((("e-0", "x"), ("e-1", "y"))))
+        assert isinstance(error, BarrierError) and error.outcome is Outcome.NOT_DONE
+        assert len(await fleet.controller.targets()) == 2
+
+    run(body)

@@ -186,3 +186,35 @@ def test_no_probe_while_gates_are_closed() -> None:
         assert isinstance(error, SeatrialError) and error.outcome is Outcome.NOT_DONE and proxy.count(CHAT) == 0
 
     run(body)
+
+
+def test_who_is_active_is_learnt_from_the_gateway() -> None:
+    async def body(world: FakeBackend) -> None:
+        fleet = await fleet_of(world, 2)
+        proxy = FakeProxy()
+        urls = tuple((engine.name, f"http://{engine.name}") for engine in fleet.engines)
+        handle = await world.spawn(
+            ProxyRegistrations, ProxyConfig(retry_interval_s=5), proxy, fleet.controller, fleet.gateway, urls, name="p"
+        )
+        await handle.replace_registered_session_urls(tuple(url for _, url in urls))
+        await fleet.gateway.set_routable(fleet.engines[1].address, False, "health")
+        await asyncio.sleep(3)
+        assert proxy.table == ["http://e-0"]
+        await fleet.gateway.set_routable(fleet.engines[1].address, True, "")
+        await asyncio.sleep(3)
+        assert proxy.table == ["http://e-0", "http://e-1"]
+
+    run(body)
+
+
+def test_no_probe_at_gates_that_were_never_opened() -> None:
+    async def body(world: FakeBackend) -> None:
+        fleet = await fleet_of(world, 2)  # born closed, and nothing published
+        proxy = FakeProxy()
+        handle = await of(world, proxy, fleet.controller)
+        await handle.replace_registered_session_urls(("http://a",))
+        error = await raised(handle.validate_registered_session_urls())
+        assert isinstance(error, SeatrialError) and error.outcome is Outcome.NOT_DONE and "gate of e-0" in error.message
+        assert not proxy.count(CHAT)
+
+    run(body)
