@@ -16,7 +16,7 @@ from protocol.scaling.contract import Capacity, Direction, Progress, Victim
 from protocol.scaling.drain import DrainGate
 from protocol.scaling.lifecycle import ScaleManager
 from protocol.scaling.placement import Release, release_group, wait_usable
-from protocol.scaling.registry import Decision, Operation, ScaleRegistry
+from protocol.scaling.registry import Operation, ScaleRegistry
 from protocol.scaling.slots import Slot
 from protocol.scaling.watcher import Watcher
 from protocol.serving.gateway import Gateway
@@ -24,30 +24,26 @@ from protocol.serving.recovery import Recovery
 from scenarios.scaling import groups_left
 from sim.engines import SharedEngines
 from tests.mutants.registry import Mutant
+from tests.mutants.scale_registries import (
+    AnswersForTheForgotten,
+    ApiOfParts,
+    BusyWithOthers,
+    CoercesTargets,
+    ConflictBeforeReplay,
+    EvictsTheUnresolved,
+    ExcludesByDirection,
+    ExcludesEverybody,
+    FingerprintWithoutTimeout,
+    ForgetsNoOps,
+    FreesWhatIsDirty,
+    KeepsEverything,
+    KeysOfBothDirections,
+    NoOpsForEver,
+    TakesNothingForClean,
+    WindowSlides,
+)
 
-# --- the API, with other parts in it ---
-
-
-class _Api(ScaleApi):
-    """The right API with the parts that a mutant names."""
-
-    registry_class: type[ScaleRegistry] = ScaleRegistry
-    watcher_class: type[Watcher] = Watcher
-    gate_class: type[DrainGate] = DrainGate
-
-    async def start(self) -> None:
-        await super().start()
-        port = backend()
-        self._registry = self.registry_class(
-            self._config,
-            new_id=port.new_id,
-            now=asyncio.get_running_loop().time,
-            wall_time=port.wall_time,
-            emit=port.emit,
-        )
-        for model in self._models.values():
-            model.gate = self.gate_class(model.gateway)
-            model.watcher = self.watcher_class(self._config, self._registry, model.manager, model.gate)
+# --- the API ---
 
 
 class ReconcilesWithoutLooking(ScaleApi):
@@ -92,226 +88,6 @@ class WatchesOnlyWhatWasAnswered(ScaleApi):
         backend().background(once(), name=f"hand-over-{operation.request_id}")
 
 
-# --- registries ---
-
-
-class _ConflictFirst(ScaleRegistry):
-    def _decide(self, direction: Direction, model: str, *rest: Any) -> Decision:
-        if self._unresolved.get(model) is not None:
-            capacity: Capacity = rest[3]
-            return Decision("CONFLICT", "CONFLICT", None, capacity.current, capacity.ready, "busy")
-        return super()._decide(direction, model, *rest)
-
-
-class ConflictBeforeReplay(_Api):
-    """Looks for an operation under way before it looks for the key: a retry conflicts with itself."""
-
-    registry_class = _ConflictFirst
-
-
-class _Recomputed(ScaleRegistry):
-    def _replay(self, direction: Direction, key: str, *rest: Any) -> Decision | None:
-        record = self._keys.get((direction, key))
-        return None if record is not None and record.no_op is not None else super()._replay(direction, key, *rest)
-
-
-class ForgetsNoOps(_Api):
-    """Computes a no-op anew when its key comes again."""
-
-    registry_class = _Recomputed
-
-
-class _NoTimeout(ScaleRegistry):
-    def _replay(self, direction: Direction, key: str, fingerprint: Any, capacity: Capacity) -> Decision | None:
-        record = self._keys.get((direction, key))
-        if record is not None and record.fingerprint[:2] == fingerprint[:2]:
-            fingerprint = record.fingerprint
-        return super()._replay(direction, key, fingerprint, capacity)
-
-
-class FingerprintWithoutTimeout(_Api):
-    """Takes two requests for the same though their time-outs differ."""
-
-    registry_class = _NoTimeout
-
-
-class _OneNamespace(ScaleRegistry):
-    def _replay(self, direction: Direction, key: str, *rest: Any) -> Decision | None:
-        return super()._replay("scale_out", key, *rest)
-
-    def _remember(self, direction: Direction, key: str, record: Any) -> None:
-        super()._remember("scale_out", key, record)
-
-
-class KeysOfBothDirections(_Api):
-    """Keeps the keys of both directions in one namespace."""
-
-    registry_class = _OneNamespace
-
-
-class _Sliding(ScaleRegistry):
-    def _replay(self, direction: Direction, key: str, *rest: Any) -> Decision | None:
-        found = super()._replay(direction, key, *rest)
-        if found is not None and not found.code:
-            self._keys[direction, key].created_s = self._now()
-        return found
-
-
-class WindowSlides(_Api):
-    """Extends the window of a key with every replay."""
-
-    registry_class = _Sliding
-
-
-class CoercesTargets(_Api):
-    """Takes "2", 2.0 and true for numbers of replicas."""
-
-    async def _submit(self, direction: Direction, given: dict[str, Any]) -> ApiReply:
-        return await super()._submit(direction, {**given, "num_replicas": int(float(given["num_replicas"]))})
-
-
-class ExcludesEverybody(ScaleApi):
-    """Admits one operation over all services."""
-
-    async def _submit(self, direction: Direction, given: dict[str, Any]) -> ApiReply:
-        storage = backend().storage
-        if await storage.list("scale-lock/"):
-            return ApiReply(409, {"error": "CONFLICT", "detail": "another service is scaled"})
-        reply = await super()._submit(direction, given)
-        if "request_id" in reply.body:
-            await storage.write(f"scale-lock/{reply.body['request_id']}", b"held")
-        return reply
-
-
-class _ByDirection(ScaleRegistry):
-    def _decide(self, direction: Direction, model: str, *rest: Any) -> Decision:
-        busy = self._unresolved.get(model)
-        if busy is not None and self._operations[busy].direction != direction:
-            held = self._unresolved.pop(model)
-            decision = super()._decide(direction, model, *rest)
-            self._unresolved.setdefault(model, held)
-            return decision
-        return super()._decide(direction, model, *rest)
-
-
-class ExcludesByDirection(_Api):
-    """Excludes only operations of the same direction."""
-
-    registry_class = _ByDirection
-
-
-class _FreesAtTheEnd(ScaleRegistry):
-    def finish(self, operation: Operation, *args: Any, **kwargs: Any) -> None:
-        super().finish(operation, *args, **kwargs)
-        self._unresolved.pop(operation.model_name, None)
-
-
-class FreesWhatIsDirty(_Api):
-    """Admits the next operation as soon as one is terminal, clean or not."""
-
-    registry_class = _FreesAtTheEnd
-
-
-class _ForEver(ScaleRegistry):
-    def _settle(self, operation: Operation) -> None:
-        if operation.resolved and self._unresolved.get(operation.model_name) == operation.request_id:
-            del self._unresolved[operation.model_name]
-
-
-class KeepsEverything(_Api):
-    """Never forgets an operation."""
-
-    registry_class = _ForEver
-
-
-class _KeepsNoOps(ScaleRegistry):
-    def _held(self, record: Any) -> bool:
-        return record.no_op is not None or super()._held(record)
-
-    def _expired(self, record: Any) -> bool:
-        return record.no_op is None and super()._expired(record)
-
-
-class NoOpsForEver(_Api):
-    """Keeps the keys of no-ops for ever: neither their number nor their age counts."""
-
-    registry_class = _KeepsNoOps
-
-
-class _Dangling(ScaleRegistry):
-    """Keys stay when their operation goes."""
-
-    def _keys_operation(self, direction: Direction, key: str) -> str | None:
-        return None
-
-    def _held(self, record: Any) -> bool:
-        return record.request_id in self._operations and super()._held(record)
-
-    def _replay(self, direction: Direction, key: str, fingerprint: Any, capacity: Capacity) -> Decision | None:
-        record = self._keys.get((direction, key))
-        if record is not None and record.request_id is not None and record.request_id not in self._operations:
-            status = "ACTIVE" if direction == "scale_out" else "COMPLETED"
-            return Decision("", status, record.request_id, capacity.current, capacity.ready, "replayed")
-        return super()._replay(direction, key, fingerprint, capacity)
-
-
-class AnswersForTheForgotten(_Api):
-    """Answers a key with an operation that it has forgotten."""
-
-    registry_class = _Dangling
-
-
-class BusyWithOthers(_Api):
-    """A right API that carries another model too, whose operations come and go ten times a second."""
-
-    async def start(self) -> None:
-        await super().start()
-        self._others = backend().periodic(0.1, self._another, name="another-model")
-
-    async def _another(self) -> None:
-        capacity = Capacity(1, 1, 1, 0)
-        decision = self._registry.submit(
-            "scale_out", "another", 2, timeout_s=None, key=None, capacity=capacity, protected=1
-        )
-        if decision.request_id is not None:
-            operation = self._registry.get("scale_out", decision.request_id)
-            assert operation is not None
-            done = Progress("ACTIVE", 2, 2, 1, 0, 0, None, False, True)
-            self._registry.finish(operation, "ACTIVE", done)
-
-    async def stop(self) -> None:
-        self._others.cancel()
-        await super().stop()
-
-
-class _EvictsTheOldest(ScaleRegistry):
-    def _settle(self, operation: Operation) -> None:
-        super()._settle(operation)
-        for oldest in list(self._operations)[: max(0, len(self._operations) - self._config.max_history)]:
-            self._operations.pop(oldest)
-            self._resolved.pop(oldest, None)
-            self._unresolved = {model: one for model, one in self._unresolved.items() if one != oldest}
-
-
-class EvictsTheUnresolved(BusyWithOthers):
-    """Forgets the oldest operations, whatever they are."""
-
-    registry_class = _EvictsTheOldest
-
-
-class _SilenceIsClean(ScaleRegistry):
-    def finish(self, operation: Operation, state: Any, progress: Progress | None, **more: Any) -> None:
-        if progress is None:
-            more["cleanup_required"] = False
-        super().finish(operation, state, progress, **more)
-
-
-class TakesNothingForClean(_Api):
-    """Takes an operation of whose manager nothing was heard for a clean one."""
-
-    registry_class = _SilenceIsClean
-
-
 # --- watchers ---
 
 
@@ -324,7 +100,7 @@ class _Zeros(Watcher):
             self._registry.finish(operation, "FAILED", zero)
 
 
-class FillsWithZeros(_Api):
+class FillsWithZeros(ApiOfParts):
     """When its watcher breaks it says that there are no replicas, and that all is clean."""
 
     watcher_class = _Zeros
@@ -348,7 +124,7 @@ class _GoesOn(Watcher):
                 return
 
 
-class FinishesTwice(_Api):
+class FinishesTwice(ApiOfParts):
     """Gives an operation up and ends it once more when the manager is heard again."""
 
     registry_class = _Lenient
@@ -367,7 +143,7 @@ class _Unclosed(DrainGate):
         return next((view.in_flight for view in views if view.address == address), None)
 
 
-class LeavesAdmissionOpen(_Api):
+class LeavesAdmissionOpen(ApiOfParts):
     """Waits for a victim to be idle without closing it at the gateway."""
 
     gate_class = _Unclosed
@@ -378,7 +154,7 @@ class _SilenceIsIdle(DrainGate):
         return await super().in_flight(address) or 0
 
 
-class TakesSilenceForIdle(_Api):
+class TakesSilenceForIdle(ApiOfParts):
     """Takes a gateway that does not answer for one that has nothing in flight."""
 
     gate_class = _SilenceIsIdle

@@ -376,7 +376,7 @@ SCALING_SCENARIOS: dict[str, str] = {
         steps=_OUT_2 + _PARKED_AT_7 + _reconcile(12),
         for_s=20,
         api="max_history: 6",
-        service="      components: {scale_api: 'tests.mutants.scalers:BusyWithOthers'}\n",
+        service="      components: {scale_api: 'tests.mutants.scale_registries:BusyWithOthers'}\n",
         acceptance=_ENDS_CLEAN,
     ),
 }
