@@ -541,6 +541,8 @@ _declare("trace.released", "component", "The trace store released a session.", s
         freed="int: references freed by hand")
 _declare("buffer.put", "component", "A group came to lie in the replay buffer.", group="str: id", status="str: COMPLETED, ABORTED or EXPIRED",
         sessions="json: of its traced members")
+_declare("buffer.expired", "component", "A group in the replay buffer, or on its way in, grew stale.", group="str: id",
+        kept="bool: it will be rolled out again; otherwise it is dropped", sessions="json: of its stale members that are traced")
 _declare("producer.discarded", "component", "A producer discarded a group.", group="str: id", status="str: FAILED or FILTERED",
         sessions="json: of its traced members")
 _declare("learner.step", "component", "A learner trained on a batch and cleaned up after it.", step="int: training step",

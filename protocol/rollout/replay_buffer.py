@@ -104,16 +104,21 @@ class ReplayBuffer:
     def _aged(self, group: RolloutGroup) -> RolloutGroup:
         """The group with its stale members expired: reset where they will be rolled out again. Fresh ones stay."""
         limit = (self._config.max_staleness + 1) * self._config.sync_weights_interval
-        stale = [member.staleness(self._step) >= limit for member in group.members]
-        if not any(stale):
+        stale = [member for member in group.members if member.staleness(self._step) >= limit]
+        if not stale:
             return group
-        if not self._config.keep_expired:
-            expired = tuple(dataclasses.replace(member, status=EXPIRED) for member in group.members)
+        kept = self._config.keep_expired
+        backend().emit(
+            "buffer.expired",
+            group=group.group_id,
+            kept=kept,
+            sessions=[member.session_id for member in stale if member.session_id],
+        )
+        if not kept:
+            members = tuple(dataclasses.replace(member, status=EXPIRED) for member in group.members)
         else:
-            expired = tuple(
-                self._reset(member) if old else member for member, old in zip(group.members, stale, strict=True)
-            )
-        return dataclasses.replace(group, members=expired)
+            members = tuple(self._reset(member) if member in stale else member for member in group.members)
+        return dataclasses.replace(group, members=members)
 
     def _reset(self, member: RolloutState) -> RolloutState:
         if not member.session_id:
