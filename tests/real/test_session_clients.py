@@ -1,4 +1,4 @@
-"""`openai` and `anthropic`, clients nobody here wrote, against `python -m real.serve_sessions` and an emulated engine."""
+"""`openai` and `anthropic`, which nobody here wrote, against `python -m real.serve_sessions` and an emulated engine."""
 
 from __future__ import annotations
 
