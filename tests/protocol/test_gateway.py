@@ -400,6 +400,21 @@ def test_a_late_message_does_not_revive_the_dead() -> None:
     run(body)
 
 
+def test_who_has_closed_a_replica_may_take_that_back() -> None:
+    async def body(world: FakeBackend) -> None:
+        one, two = await fleet(world, 2)
+        made = await gateway(world, (one, two))
+        await made.close_admission(one.address, "scale-in")
+        assert await made.reopen_admission(one.address) and (await view(made, "engine-0")).routable
+        assert await made.reopen_admission(two.address)  # which nobody has closed
+        served = {(await made.generate(request(number))).engine for number in range(4)}
+        assert served == {"engine-0", "engine-1"}
+        await made.remove_replica(one.address)
+        assert not await made.reopen_admission(one.address)
+
+    run(body)
+
+
 def test_health_cannot_readmit_what_was_closed() -> None:
     async def body(world: FakeBackend) -> None:
         one, two = await fleet(world, 2)

@@ -256,6 +256,20 @@ def test_a_closed_loop_gives_each_session_its_turns() -> None:
     assert len(turns) == 3 and {turn.session for turn in turns} == {"session-000002"}
 
 
+def test_phases_of_a_closed_loop_share_a_prefix_as_far_as_their_prompts_go() -> None:
+    phase = {"prompt_tokens": {"fixed": 1300}, "output_tokens": {"fixed": 5}, "shared_prefix_tokens": 2048}
+    model = _model(
+        arrivals={"closed_loop": {"sessions": 2, "turns": 2}}, for_s=None,
+        phases=[{"from_s": 5, **phase}, {"from_s": 9, **phase, "shared_prefix_tokens": 0}],
+    )  # fmt: skip
+    phases = closed_loop(model, Streams(0).stream, 1, 512)
+    assert [from_s for from_s, _ in phases] == [0.0, 5.0, 9.0]
+    first, shared, alone = (list(turns) for _, turns in phases)
+    assert {turn.prefix_blocks for turn in first} == {()} == {turn.prefix_blocks for turn in alone}
+    assert [turn.prefix_blocks for turn in shared] == [(0, 1)] * 2  # 1,300 tokens hold two whole blocks
+    assert {turn.session for turn in (*first, *shared, *alone)} == {"session-000001"}
+
+
 def test_lognormal_draws_are_cut() -> None:
     draw = synthetic.lognormal(Streams(1).stream("x"), 100, 10_000, most=150)
     drawn = [draw() for _ in range(1000)]
