@@ -38,13 +38,13 @@ class Conversations:
             return  # the engine will say what is wrong with it
         if not isinstance(body, dict):
             return
-        ids = body.get("input_ids")
-        known = bool(request) and isinstance(ids, list) and any(body.get(name) for name in _ASKED_BACK)
-        continues, length = self._memory.continued(ids) if known else ("", 0)
-        if known:
-            self._open[request] = ids
+        given = body.get("input_ids")
+        ids: list[int] = []
+        if request and isinstance(given, list) and any(body.get(name) for name in _ASKED_BACK):
+            ids = self._open[request] = given
+        continues, length = self._memory.continued(ids)
         self._log.answered(
-            0, None, "engine.prompt", request=request, route=route, tokens=len(ids) if known else 0,
+            0, None, "engine.prompt", request=request, route=route, tokens=len(ids),
             continues=continues, continued_tokens=length, unasked=[name for name in UNASKED if name in body],
         )  # fmt: skip
 
