@@ -315,7 +315,7 @@ class AffinityConfig(ComponentConfig):
 class ProxyConfig(ComponentConfig):
     """``protocol.serving.registration.ProxyRegistrations`` (serving.md 1)."""
 
-    model_name: str = "policy"
+    model_name: Annotated[str, Field(min_length=1)] = "policy"
     connect_attempts: Count = 5
     """Attempts in all; only a connect time-out leads to another one."""
     connect_backoff_s: SecondsOrNone = 0.1
