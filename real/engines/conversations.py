@@ -40,7 +40,7 @@ class Conversations:
             return
         given = body.get("input_ids")
         ids: list[int] = []
-        if request and isinstance(given, list) and any(body.get(name) for name in _ASKED_BACK):
+        if request and _is_ids(given) and any(body.get(name) for name in _ASKED_BACK):
             ids = self._open[request] = given
         continues, length = self._memory.continued(ids)
         self._log.answered(
@@ -65,4 +65,9 @@ def _output_ids(answer: dict[str, Any]) -> list[int] | None:
         or first.get("response_token_ids")
         or next(iter(extension.get("output_ids") or ()), None)
     )
-    return found if isinstance(found, list) else None
+    return found if _is_ids(found) else None
+
+
+def _is_ids(value: Any) -> bool:
+    """Whether a value is a list of token ids; what else stands there is the engine's to refuse."""
+    return isinstance(value, list) and all(type(one) is int and 0 <= one < 1 << 32 for one in value)
