@@ -6,7 +6,7 @@ Token ids are known where the caller sends them and asks for them back, as a ses
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, TypeGuard
 
 from protocol.prompt_memory import UNASKED, PromptMemory
 from real.evidence import ProcessLog
@@ -68,6 +68,6 @@ def _output_ids(answer: dict[str, Any]) -> list[int] | None:
     return found if _is_ids(found) else None
 
 
-def _is_ids(value: Any) -> bool:
+def _is_ids(value: Any) -> TypeGuard[list[int]]:
     """Whether a value is a list of token ids; what else stands there is the engine's to refuse."""
     return isinstance(value, list) and all(type(one) is int and 0 <= one < 1 << 32 for one in value)
