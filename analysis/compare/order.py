@@ -74,7 +74,7 @@ class ProtocolEvents(dict[str, Named]):
 
 def protocol_events(directory: RunDir) -> ProtocolEvents:
     """The protocol events of a run. Raises BadInput: the run cannot be read."""
-    naming, order = _Names(), Order(_NO_CLOCK)
+    naming, order = _Names(_replicas(directory)), Order(_NO_CLOCK)
     found = ProtocolEvents()
     for event in directory.read_events():
         order.see(event)
@@ -85,6 +85,21 @@ def protocol_events(directory: RunDir) -> ProtocolEvents:
             process = (event.actor, event.inc)
             found[name] = Named(name, process, event.n, event.t_ns, order.known_at(process, event.n))
     return found
+
+
+def _replicas(directory: RunDir) -> dict[str, str]:
+    """A name for each engine that is the same in every run: victims by their faults, the others by their order."""
+    engines: dict[str, None] = {}
+    struck: dict[str, None] = {}
+    for event in directory.read_events():
+        if event.kind == "engine.started":
+            engines[event.actor] = None
+        elif event.kind == "fault.injected":
+            struck[event.data["target"]] = None
+    victims = [name for name in struck if name in engines]
+    others = [name for name in sorted(engines) if name not in struck]
+    named = {name: f"victim {number}" for number, name in enumerate(victims, 1)}
+    return {**named, **{name: f"replica {number}" for number, name in enumerate(others, 1)}}
 
 
 def difference(first: ProtocolEvents, second: ProtocolEvents) -> Difference:
@@ -121,19 +136,21 @@ def _relation(x: Named, y: Named) -> int:
 class _Names:
     """Names of protocol events as they come.
 
-    Replicas that a fault or a scale operation singles out are named by that; of the others only ``a replica`` is said.
+    Args:
+        replicas: the name of each engine.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, replicas: dict[str, str]) -> None:
+        self._replicas = replicas
         self._asks: dict[str, Event] = {}
         self._operations: dict[str, str] = {}
-        self._struck: dict[str, str] = {}
         self._elastic: dict[str, str] = {}
         self._counts: dict[str, int] = {}
         self._initial: dict[str, None] = {}
         self._over = False
+        self._begun = False
         self._handlers: dict[str, Callable[[Event], str | None]] = {
-            "run.workload": lambda _: "workload begins",
+            "run.workload": self._begins,
             "scale.snapshot": self._snapshot,
             "scale.asked": self._asked,
             "scale.answered": self._answered,
@@ -141,16 +158,14 @@ class _Names:
             "fault.injected": self._fault,
             "fault.healed": lambda e: self._next(f"{e.data['name']} healed"),
             "run.healed": lambda _: None,
-            "actor.died": lambda e: self._of_struck(e.actor, "died"),
-            "engine.started": lambda e: self._of_struck(e.actor, "starts"),
-            "engine.ready": lambda e: self._of_struck(e.actor, "ready"),
-            "gateway.unroutable": lambda e: self._of_struck(e.data["replica"], "unroutable"),
-            "gateway.routable": lambda e: self._of_struck(e.data["replica"], "routable"),
-            "health.changed": lambda e: self._of_struck(
-                e.data["replica"], "healthy" if e.data["healthy"] else "unhealthy"
-            ),
-            "recovery.began": lambda e: self._of_struck(e.data["replica"], "recovery began"),
-            "recovery.step": lambda e: self._of_struck(e.data["replica"], f"recovery: {e.data['stage']}"),
+            "actor.died": lambda e: self._of(e.actor, "died"),
+            "engine.started": lambda e: self._of(e.actor, "starts"),
+            "engine.ready": lambda e: self._of(e.actor, "ready"),
+            "gateway.unroutable": lambda e: self._of(e.data["replica"], "unroutable"),
+            "gateway.routable": self._routable,
+            "health.changed": lambda e: self._of(e.data["replica"], "healthy" if e.data["healthy"] else "unhealthy"),
+            "recovery.began": lambda e: self._of(e.data["replica"], "recovery began"),
+            "recovery.step": lambda e: self._of(e.data["replica"], f"recovery: {e.data['stage']}"),
             "publication.asked": lambda e: f"publication {e.data['model_step']} asked",
             "publication.ended": lambda e: f"publication {e.data['model_step']} {e.data['outcome']}",
             "controller.stage": lambda e: self._next(f"stage {e.data['stage']}"),
@@ -168,6 +183,14 @@ class _Names:
     def _next(self, name: str) -> str:
         number = self._counts[name] = self._counts.get(name, 0) + 1
         return f"{name} {number}"
+
+    def _begins(self, event: Event) -> str | None:
+        self._begun = True
+        return "workload begins"
+
+    def _routable(self, event: Event) -> str | None:
+        # In which order the replicas of a deployment come up is chance.
+        return self._of(event.data["replica"], "routable") if self._begun else None
 
     def _snapshot(self, event: Event) -> str | None:
         self._over = self._over or event.data["when"] == "final"  # what comes now is the take-down
@@ -215,9 +238,8 @@ class _Names:
         return None
 
     def _fault(self, event: Event) -> str | None:
-        self._struck.setdefault(event.data["target"], f"victim {len(self._struck) + 1}")
         return self._next(event.data["name"])
 
-    def _of_struck(self, replica: str, what: str) -> str | None:
-        struck = self._struck.get(replica)
-        return None if struck is None else self._next(f"{struck} {what}")
+    def _of(self, replica: str, what: str) -> str | None:
+        named = self._replicas.get(replica)
+        return None if named is None else self._next(f"{named} {what}")
