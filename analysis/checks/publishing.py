@@ -46,9 +46,9 @@ class TurnOfOneVersion(Check):
 
     def _on_turn(self, event: Event) -> None:
         data = event.data
-        runs = self._runs.get(data["request"], [])
-        if data["model_step"] < 0:
-            return  # no gate, no stamp
+        runs = self._runs.get(data["request"])
+        if data["model_step"] < 0 or runs is None:
+            return  # no gate, no stamp; or one that was sent before anything was published
         if not runs:
             self.doubt(f"turn {data['request']} was answered, and no engine is seen to have run it", event.seq)
             return

@@ -1,4 +1,5 @@
 """Seeds per core-hour of a publication under agents: ``python -m tests.bench.publish_rate [SEEDS] [--profile]``.
+With ``--storm [SESSIONS]`` the time that ``affinity_storm`` takes with so many sessions, 100,000 by default.
 
 ``publish_live_agents`` with its 64 sessions of six turns and six publications beside the deployment's, judged by every
 check, each seed as a worker of a sweep runs it: set-up, run, verdict, drawn orders and delays. Processor time is
@@ -13,12 +14,16 @@ import cProfile
 import json
 import pathlib
 import pstats
+import resource
 import sys
-from time import process_time
+from time import perf_counter, process_time
 
 import yaml
 
+from analysis.verdict import Judge
 from scenarios.load import Scenario, load, parse
+from scenarios.runner import preregistered
+from scenarios.sim_world import SimStage
 from scenarios.sweep import run_seed
 
 FIRST_SEED = 1
@@ -40,11 +45,37 @@ def publishing_scenario() -> Scenario:
     return parse(yaml.safe_dump(data, sort_keys=False), "publish_rate.yaml", pathlib.Path())
 
 
+def storm(sessions: int) -> int:
+    """One run of ``affinity_storm`` with every check, and no files. Exit code 1 where it does not pass."""
+    changes = (f"workload.arrivals.agents.sessions={sessions}", "limits.time_limit_s=1000000")
+    scenario = load("affinity_storm", changes)
+    begun, cpu = perf_counter(), process_time()
+    judge = Judge(preregistered(scenario))
+    with SimStage(scenario, FIRST_SEED, sinks=[judge.feed]) as stage:
+        stage.run()
+    verdict = judge.verdict()
+    cpu_s = process_time() - cpu
+    report = {
+        "scenario": "affinity_storm",
+        "sessions": sessions,
+        "result": verdict.result,
+        "events": verdict.events,
+        "wall_s": round(perf_counter() - begun, 1),
+        "cpu_s": round(cpu_s, 1),
+        "cpu_us_per_event": round(cpu_s / verdict.events * 1e6, 1),
+        "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
+    }
+    print(json.dumps(report))
+    return 0 if verdict.result == "pass" else 1
+
+
 def main(arguments: list[str]) -> int:
+    if arguments[:1] == ["--storm"] and len(arguments) <= 2 and all(one.isdigit() for one in arguments[1:]):
+        return storm(int(arguments[1]) if arguments[1:] else 100_000)
     profile = "--profile" in arguments
     numbers = [argument for argument in arguments if argument != "--profile"]
     if len(numbers) > 1 or not all(number.isdigit() and int(number) for number in numbers):
-        print("usage: python -m tests.bench.publish_rate [SEEDS] [--profile]", file=sys.stderr)
+        print("usage: python -m tests.bench.publish_rate [SEEDS] [--profile] | --storm [SESSIONS]", file=sys.stderr)
         return 2
     count = int(numbers[0]) if numbers else 100
     scenario = publishing_scenario()
