@@ -147,6 +147,7 @@ class _Names:
         self._elastic: dict[str, str] = {}
         self._counts: dict[str, int] = {}
         self._initial: dict[str, None] = {}
+        self._leaving: dict[str, None] = {}
         self._over = False
         self._begun = False
         self._handlers: dict[str, Callable[[Event], str | None]] = {
@@ -155,6 +156,7 @@ class _Names:
             "scale.asked": self._asked,
             "scale.answered": self._answered,
             "scale.slot": self._slot,
+            "scale.drain": self._drain,
             "fault.injected": self._fault,
             "fault.healed": lambda e: self._next(f"{e.data['name']} healed"),
             "run.healed": lambda _: None,
@@ -163,9 +165,11 @@ class _Names:
             "engine.ready": lambda e: self._of(e.actor, "ready"),
             "gateway.unroutable": lambda e: self._of(e.data["replica"], "unroutable"),
             "gateway.routable": self._routable,
-            "health.changed": lambda e: self._of(e.data["replica"], "healthy" if e.data["healthy"] else "unhealthy"),
-            "recovery.began": lambda e: self._of(e.data["replica"], "recovery began"),
-            "recovery.step": lambda e: self._of(e.data["replica"], f"recovery: {e.data['stage']}"),
+            "health.changed": lambda e: self._watched(
+                e.data["replica"], "healthy" if e.data["healthy"] else "unhealthy"
+            ),
+            "recovery.began": lambda e: self._watched(e.data["replica"], "recovery began"),
+            "recovery.step": lambda e: self._watched(e.data["replica"], f"recovery: {e.data['stage']}"),
             "publication.asked": lambda e: f"publication {e.data['model_step']} asked",
             "publication.ended": lambda e: f"publication {e.data['model_step']} {e.data['outcome']}",
             "controller.stage": lambda e: self._next(f"stage {e.data['stage']}"),
@@ -236,6 +240,15 @@ class _Names:
             replica = self._elastic.setdefault(data["replica"], f"elastic {len(self._elastic) + 1}")
             return f"{replica} {data['what']}"
         return None
+
+    def _drain(self, event: Event) -> str | None:
+        if event.data["what"] == "chosen":
+            self._leaving[event.data["replica"]] = None
+        return None
+
+    def _watched(self, replica: str, what: str) -> str | None:
+        # Whether a prober still looks at a replica that is being removed is chance.
+        return None if replica in self._leaving else self._of(replica, what)
 
     def _fault(self, event: Event) -> str | None:
         return self._next(event.data["name"])
