@@ -19,6 +19,7 @@ class Replicas:
     def __init__(self) -> None:
         self._names: dict[str, str] = {}  # address -> name, of those that are listed now
         self.initial: tuple[str, ...] = ()
+        self._latest: dict[str, str] = {}
         self._made = 0
 
     def listed(self, addresses: list[str]) -> list[str]:
@@ -31,7 +32,12 @@ class Replicas:
         if address not in self._names:
             self._names[address] = f"{SERVICE}-{self._made}"
             self._made += 1
+        self._latest[address] = self._names[address]
         return self._names[address]
+
+    def latest(self, address: str) -> str:
+        """The engine that was last seen at an address, gone or not: a call is noted when it is over."""
+        return self._latest[address] if address in self._latest else self.name(address)
 
     def names(self) -> list[str]:
         return list(self._names.values())

@@ -351,7 +351,7 @@ class Driver:
                 ended, "request.done", "client-genrm-0-0", request=request, outcome="done" if ok else "unknown",
                 status=200 if ok else 0, error="" if ok else text(call.get("error"), 80) or "failed",
                 completion_tokens=0,
-                version="", replica="" if where is None else self.replicas.name(where), replica_inc=0, attempts=1,
+                version="", replica="" if where is None else self.replicas.latest(where), replica_inc=0, attempts=1,
             )  # fmt: skip
             reason = text(call.get("finish_reason"), 40)
             self.builder.add(ended, "foreign.event", name=f"{tag}_call", payload={"ok": ok, "finish_reason": reason})

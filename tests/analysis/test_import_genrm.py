@@ -80,6 +80,17 @@ def test_a_sound_run_passes_and_is_judged_again_as_any_other(kind: str, tmp_path
         assert (tmp_path / "run" / name).is_file()
 
 
+def test_a_port_that_is_used_again_is_another_engine(tmp_path: pathlib.Path) -> None:
+    """The three elastic engines of the failure injection had one address; a call is noted after its engine is gone."""
+    got = import_genrm(write(SOUND["failures"](), tmp_path / "in"), tmp_path / "run")
+    answers = {e.data["request"]: e.data["replica"] for e in got.directory.read_events() if e.kind == "request.done"}
+    assert answers == {
+        "s1-0": "genrm-0", "s1-1": "genrm-1", "s2-0": "genrm-2", "s2-1": "genrm-0", "s3-0": "genrm-0", "s3-1": "genrm-0",
+    }  # fmt: skip
+    killed = [e.data["target"] for e in got.directory.read_events() if e.kind == "fault.injected"]
+    assert killed == ["genrm-3"]
+
+
 def test_the_same_run_is_imported_to_the_same_bytes(tmp_path: pathlib.Path) -> None:
     folder = write(SOUND["autoscaler"](), tmp_path / "in")
     for name in ("a", "b"):
