@@ -78,6 +78,10 @@ FAILURES = Protocol(
         {"resources_returned": {}},
         {"answered_fraction": {"at_least": 1.0}},
         {"victims_busy": {"at_least": 3}},
+        # As in the catalog: the victims of S1 and S2 end their calls, that of S3 does not.
+        {"occurs": {"event": "request.done", "where": {"replica": "genrm-1"}, "at_least": 1}},
+        {"occurs": {"event": "request.done", "where": {"replica": "genrm-2"}, "at_least": 1}},
+        {"occurs": {"event": "request.done", "where": {"replica": "genrm-3"}, "at_most": 0}},
         {"occurs": {"event": "scale.answered", "where": {"state": "FAILED", "cleanup": "true"}, "at_least": 1}},
         {"occurs": {"event": "scale.answered", "where": {"status": 409, "code": "CONFLICT"}, "at_least": 1}},
         {"occurs": {"event": "scale.answered", "where": {"status": 409, "code": "LIFECYCLE_RUNNING"}, "at_least": 1}},

@@ -84,9 +84,8 @@ def test_a_port_that_is_used_again_is_another_engine(tmp_path: pathlib.Path) -> 
     """The three elastic engines of the failure injection had one address; a call is noted after its engine is gone."""
     got = import_genrm(write(SOUND["failures"](), tmp_path / "in"), tmp_path / "run")
     answers = {e.data["request"]: e.data["replica"] for e in got.directory.read_events() if e.kind == "request.done"}
-    assert answers == {
-        "s1-0": "genrm-0", "s1-1": "genrm-1", "s2-0": "genrm-2", "s2-1": "genrm-0", "s3-0": "genrm-0", "s3-1": "genrm-0",
-    }  # fmt: skip
+    assert [answers[call] for call in ("s1-0", "s1-1", "s2-0", "s2-1")] == ["genrm-0", "genrm-1", "genrm-2", "genrm-0"]
+    assert {answers["s3-0"], answers["s3-1"]} == {"genrm-0"}
     killed = [e.data["target"] for e in got.directory.read_events() if e.kind == "fault.injected"]
     assert killed == ["genrm-3"]
 
