@@ -76,6 +76,8 @@ class Course:
         self._deaths: dict[str, float] = {}
         self._repairs: list[float] = []
         self._stated: dict[str, float] = {}
+        self._publishing: dict[int, float] = {}
+        self._published: dict[str, float] = {}
         self._first_s: float | None = None
         self._last_s = 0.0
         self._progress: dict[str, dict[str, float]] = {}
@@ -93,6 +95,8 @@ class Course:
             "engine.ready": self._on_ready,
             "actor.died": self._on_died,
             "gateway.routable": self._on_routable,
+            "publication.asked": lambda event: self._publishing.__setitem__(event.data["model_step"], event.t_s),
+            "publication.ended": self._on_published,
             "foreign.load": self._on_load,
             "foreign.event": self._on_foreign,
             "foreign.verdict": self._on_stated,
@@ -209,6 +213,12 @@ class Course:
         if died is not None:
             self._repairs.append(event.t_s - died)
 
+    def _on_published(self, event: Event) -> None:
+        step = event.data["model_step"]
+        asked_s = self._publishing.pop(step, None)
+        if asked_s is not None:
+            self._published[f"publication {step} asked -> {event.data['outcome']}"] = event.t_s - asked_s
+
     def _on_load(self, event: Event) -> None:
         self._count += event.data["sent"]
         self._failed += event.data["failed"]
@@ -271,7 +281,7 @@ class Course:
             over = operation
         for number, repair in enumerate(self._repairs, 1):
             phases.append(_seconds(f"death {number} -> routed to again", repair))
-        return phases
+        return phases + [_seconds(name, took) for name, took in self._published.items()]
 
     def _to_its_end(self, operation: _Operation, state: str, at: float) -> list[Figure]:
         """From a submission to its end; and to that of the long calls that it found, where there are few.
