@@ -237,8 +237,8 @@ def _actors(service: ServiceModel) -> int:
         count += 2 * (service.publishing.proxy is not None)
         if service.publishing.update.transport != "disk":
             count += 1 + service.publishing.update.ranks
-    if service.rollouts is not None:  # the object store's ledger is one of them
-        count += 6 + service.rollouts.ranks + (service.rollouts.evaluator is not None)
+    if service.rollouts is not None:  # its agents are clients
+        count += 5 + service.rollouts.ranks + (service.rollouts.evaluator is not None)
     return count
 
 

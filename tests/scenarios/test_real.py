@@ -189,7 +189,7 @@ def test_memory_is_reckoned_with_the_replicas_that_there_may_be_later() -> None:
     assert most("autoscaler_cycle", "genrm", limit) == 7
 
 
-@pytest.mark.parametrize("name", ["publish_live_agents", "manual_1_2_1"])
+@pytest.mark.parametrize("name", ["publish_live_agents", "manual_1_2_1", "trace_ownership"])
 def test_memory_is_reckoned_with_every_actor_that_a_deployment_starts(name: str, tmp_path: pathlib.Path) -> None:
     scenario = load(name)
     run_in_sim(scenario, 1, out=tmp_path / "run", report=False)
