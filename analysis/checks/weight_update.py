@@ -20,7 +20,10 @@ _MANIFEST = "manifest.json"
 
 
 class ServesTheTrainersWeights(Check):
-    """What an engine serves as a version are the bytes that the trainer exported as that version (E2)."""
+    """What an engine serves as a version are the bytes that the trainer exported as that version (E2).
+
+    Kills: the trainer's memory given away before the last bucket (W-9).
+    """
 
     name = "serves_the_trainers_weights"
     expected = "the weight hash of every version is that of its export"
@@ -79,7 +82,10 @@ class ServesTheTrainersWeights(Check):
 
 
 class LabelFollowsWeights(Check):
-    """The version of an engine process changes if and only if its weights do (W-I2)."""
+    """The version of an engine process changes if and only if its weights do (W-I2).
+
+    Kills: weights that come without their label.
+    """
 
     name = "label_follows_weights"
     expected = "another version with other weights, and never one without the other"
@@ -118,7 +124,10 @@ class LabelFollowsWeights(Check):
 
 
 class NothingRunsOnPartWeights(Check):
-    """No generation is accepted by an engine that has a part of new weights, or has given its weights away (W-I3)."""
+    """No generation is accepted by an engine that has a part of new weights, or has given its weights away (W-I3).
+
+    Kills: gates that open by the label alone, while the weights come (W-4).
+    """
 
     name = "nothing_runs_on_part_weights"
     expected = "0 generations between the first bucket and the last"
@@ -168,7 +177,10 @@ class NothingRunsOnPartWeights(Check):
 
 
 class EveryRankLeaves(Check):
-    """Every training rank leaves an update by its deadline, also when another one fails (W-I5)."""
+    """Every training rank leaves an update by its deadline, also when another one fails (W-I5).
+
+    Kills: a failed rank of which nobody tells the others (W-7).
+    """
 
     name = "every_rank_leaves"
     expected = "each rank's call ends by the deadline of the update"
@@ -231,7 +243,10 @@ class EveryRankLeaves(Check):
 
 
 class UpdatesMeetTheLiving(Check):
-    """An update is sent to the engine processes that live, not to ones that were replaced before (W-1, W-2, 9.1)."""
+    """An update is sent to the engine processes that live, not to ones that were replaced before (9.1).
+
+    Kills: a binding made once (W-1), and one that is taken for another by its names (W-2).
+    """
 
     name = "updates_meet_the_living"
     expected = "no update to a process whose successor was ready before"
@@ -274,7 +289,7 @@ class UpdatesMeetTheLiving(Check):
 class MemoryOrder(Check):
     """KV memory is taken back last: after the weights are whole, and after the trainer has given its memory away (9.3).
 
-    Before that there is no room for it on devices that training and serving share.
+    Before that there is no room for it on devices that training and serving share. Kills: KV memory first (W-10).
     """
 
     name = "memory_order"

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
 from protocol.errors import SeatrialError
-from protocol.messages import EngineAddress, ExportManifest
-from protocol.ports import backend
-from protocol.serving.admin import post_admin
+from protocol.messages import EngineAddress, ExportManifest, WeightUpdate
+from protocol.ports import EngineClient, backend
+from protocol.serving.admin import post_admin, post_update_weights
 from protocol.serving.barrier import Topology
 from protocol.serving.controller import RolloutController
 from protocol.training.publication import WeightPublisher
@@ -87,6 +88,30 @@ class ChangesTheLabelOnly(WeightPublisher):
             await post_admin(backend().engines.client(address), "/update_weight_version", body, self._admin)
 
 
+class ChangesTheWeightsOnly(WeightPublisher):
+    """Has the weights loaded without their version: engines keep the label of the ones before."""
+
+    async def _load(self, client: EngineClient, path: str, manifest: ExportManifest) -> None:
+        await post_update_weights(client, WeightUpdate(path, ""), self._admin)
+
+
+class LabelsFirst(WeightPublisher):
+    """Has the engines say the new version, opens the gates, and lets the weights come meanwhile."""
+
+    async def _by_ranks(self, sync: WeightSync, targets: tuple[EngineAddress, ...], manifest: ExportManifest) -> None:
+        for address in targets:
+            body = {"new_version": manifest.version, "abort_all_requests": False}
+            await post_admin(backend().engines.client(address), "/update_weight_version", body, self._admin)
+        backend().background(self._later(sync, targets, manifest.version), name="later")
+        await asyncio.sleep(0.05)
+
+    async def _later(self, sync: WeightSync, targets: tuple[EngineAddress, ...], version: str) -> None:
+        try:
+            await sync.update(version, targets)
+        except SeatrialError:
+            return
+
+
 class FlushesTooEarly(WeightPublisher):
     """Flushes the prefix caches while turns still run, and not again."""
 
@@ -139,6 +164,8 @@ MUTANTS = (
     _rank("bound once", "W-1", BindsOnce, "ranks_fence", "updates_meet_the_living"),
     _rank("signature by name", "W-2", SignsByName, "ranks_fence", "updates_meet_the_living"),
     _publisher("label without weights", "W-3", ChangesTheLabelOnly, "disk_twice", "served_version"),
+    _publisher("weights without label", "W-I2", ChangesTheWeightsOnly, "disk_twice", "label_follows_weights"),
+    _publisher("label first, weights later", "W-4", LabelsFirst, "ranks_ipc", "nothing_runs_on_part_weights"),
     _publisher("flush before the drain", "W-6", FlushesTooEarly, "publish_busy", "no_stale_prefix"),
     _sync("ranks left waiting", "W-7", LeavesTheOthersWaiting, "ranks_restart", "every_rank_leaves"),
     _controller("partial failure opened", "W-8", OpensAllTheSame, "ranks_fence", "publication_order"),
