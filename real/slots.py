@@ -18,7 +18,7 @@ _LOOK_S = 2.0  # between two looks at how many CPUs the cluster has
 _MOST_LOSSES = 3
 _STARTS_WITHIN_S = 300.0
 _STILLBORN = 5
-"""So many actors may be lost before any has begun: nodes may be lost just then; more will never begin."""
+"""So many times in a row may actors be lost before they begin: a node may be lost just then; more will never begin."""
 
 
 class Abandoned(NamedTuple):
@@ -105,6 +105,7 @@ class _Pool:
         self._most = most
         self._losses: dict[int, int] = {}
         self._stillborn = 0
+        self._stillborn_at = float("-inf")
         self._wanted = 0
         self._looked_at = float("-inf")
 
@@ -114,10 +115,12 @@ class _Pool:
         if now - self._looked_at >= _LOOK_S:
             self._looked_at = now
             self._wanted = max(1, cpus()) if self._most is None else self._most
-        idle = [slot for slot in self.slots if slot.began and not slot.open]
-        for slot in idle:
+        for slot in [slot for slot in self.slots if slot.began and not slot.open]:
             if self.todo:
                 slot.give([self.todo.popleft() for _ in range(min(batch, len(self.todo)))])
+            else:  # nobody would notice its death, and what it is given then would be blamed for that
+                self.slots.remove(slot)
+                slot.end()
         busy = sum(1 for slot in self.slots if slot.open)
         while len(self.slots) < self._wanted and len(self.slots) - busy < len(self.todo):
             self.slots.append(_Slot(self._kind, self._arguments))
@@ -128,7 +131,7 @@ class _Pool:
         happened, _ = ray.wait(list(watched), num_returns=1, timeout=_LOOK_S)
         for one in happened:
             yield from self._happened(watched[one])
-        if not any(slot.began for slot in self.slots):
+        if self.slots and not any(slot.began for slot in self.slots):
             oldest = min(slot.asked_at for slot in self.slots)
             if time.monotonic() - oldest > _STARTS_WITHIN_S:
                 raise WorkFailed(f"no worker could be started in {_STARTS_WITHIN_S:g} s: are there free CPUs?")
@@ -147,15 +150,17 @@ class _Pool:
             raise WorkFailed(str(error.cause)) from error
         except RayError as error:  # the actor is gone, alone or with its node
             self.slots.remove(slot)
-            self._stillborn += not slot.began
-            if self._stillborn >= _STILLBORN:
-                raise WorkFailed(f"{_STILLBORN} workers were lost before they began, at last by {error}") from error
+            slot.end()
+            if not slot.began and slot.asked_at > self._stillborn_at:  # those of one node are lost together
+                self._stillborn += 1
+                self._stillborn_at = time.monotonic()
+                if self._stillborn >= _STILLBORN:
+                    raise WorkFailed(f"{_STILLBORN} workers were lost before they began, at last by {error}") from error
             yield from self._lost(slot, type(error).__name__)
             return
         yield slot.open.popleft(), result
 
     def _lost(self, slot: _Slot, how: str) -> Generator[tuple[int, Any], None, None]:
-        slot.end()
         self._tell(f"a worker is lost ({how}); {len(slot.open)} that it had not answered are given to others")
         if slot.open:
             first = slot.open[0]  # the one that it was at work on
