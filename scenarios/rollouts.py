@@ -296,9 +296,7 @@ class Episode:
                 refs.append(ref)
             logprob = -0.5 if again else -0.25
             segments.append(
-                TokenizedSegment(
-                    part, ids, ids, (logprob,) * len(ids), ref, request if self._aware else "", version
-                )
+                TokenizedSegment(part, ids, ids, (logprob,) * len(ids), ref, request if self._aware else "", version)
             )
         return tuple(segments), refs
 
