@@ -15,7 +15,7 @@ class _Cycle:
         self.at: dict[str, dict[str, Event]] = {"seal": {}, "drain": {}, "install_version": {}, "reopen": {}}
         self.installs: dict[str, Place] = {}
         """The gates that an installation was sent to, first of all the first."""
-        self.resuming: dict[int, Event] = {}
+        self.resuming = 0
         """Calls of resume_requests that are under way."""
         self.left_out: dict[str, Event] = {}
         """Gates without an installation when others went on: to what. They must stay as they are in this call."""
@@ -39,6 +39,7 @@ class PublicationOrder(Check):
         self._fleet = Fleet()
         self._calls = GateCalls(self._fleet)
         self._cycles: dict[str, _Cycle] = {}
+        self._resuming: dict[int, _Cycle] = {}
         self._weights: dict[str, Event] = {}  # replica -> what it serves
         self._paused: dict[str, Event] = {}
 
@@ -108,12 +109,13 @@ class PublicationOrder(Check):
         cycle = None if deployed is None else self._cycles.get(deployed.data["service"])
         if cycle is not None:
             cycle.left_out = {}
-            cycle.resuming[event.data["call"]] = event
+            cycle.resuming += 1
+            self._resuming[event.data["call"]] = cycle
 
     def _on_done(self, event: Event) -> None:
-        for cycle in self._cycles.values():
-            if cycle.resuming.pop(event.data["call"], None) is not None:
-                cycle.left_out = {}
+        if self._resuming and (resumed := self._resuming.pop(event.data["call"], None)) is not None:
+            resumed.left_out = {}
+            resumed.resuming -= 1
         found = self._calls.done(event)
         if found is None or event.data["outcome"] != "done":
             return
