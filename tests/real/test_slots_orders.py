@@ -143,6 +143,31 @@ def test_each_item_counts_once_in_every_order(monkeypatch: pytest.MonkeyPatch, m
     assert lost > 200
 
 
+def test_a_node_lost_at_the_end_blames_nobody_for_the_actors_that_had_nothing_left_to_do(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class LosesAllWithTheLastItem(FakeRay):
+        def wait(self, watched: list[Any], **more: Any) -> tuple[list[Any], list[Any]]:
+            if self.losses and sum(len(actor.todo) for actor in self.alive) == 1:
+                self.losses -= 1
+                for actor in self.alive:
+                    actor.dead = True
+                return watched, []
+            losses, self.losses = self.losses, 0
+            found = super().wait(watched, **more)
+            self.losses = losses
+            return found
+
+    lost = 0
+    for seed in range(40):
+        told: list[str] = []
+        played(monkeypatch, LosesAllWithTheLastItem(seed, losses=1))
+        results = list(in_slots(Doubles, (), range(12), 4, 3, told.append))
+        assert sorted(results) == [(item, 2 * item) for item in range(12)], seed
+        lost += len(told)
+    assert lost >= 30
+
+
 def test_an_item_that_no_actor_survives_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     for seed in range(80):
         played(monkeypatch, FakeRay(seed, losses=0, deadly=frozenset({4, 9})))
