@@ -19,7 +19,7 @@ pytestmark = pytest.mark.ray
 
 WATCHED = """\
 name: watched
-summary: A replica is added by a client from outside, and removed by the autoscaler.
+summary: A replica is added by a client from outside, and removed by the autoscaler once that one lets it.
 seed: 3
 topology:
   nodes: 1
@@ -95,6 +95,8 @@ def test_a_run_is_scaled_over_http_and_watched(tmp_path: pathlib.Path, temporary
             "1 / 2",
         )
 
+        # Nothing is removed before it has been looked at.
+        assert client.ask("PATCH", "/genrm/autoscaler/config", {"enabled": False})[1]["enabled"] is False
         body = {"num_replicas": 2, "idempotency_key": "from-outside"}
         status, admitted = client.ask("POST", "/genrm/scale_out", body)
         assert (status, admitted["status"]) == (200, "PENDING")
@@ -105,6 +107,8 @@ def test_a_run_is_scaled_over_http_and_watched(tmp_path: pathlib.Path, temporary
         ports = {one["port"] for one in client.ask("GET", "/genrm/engines")[1]["engines"]}
         assert said["engine_port"] in ports and len(ports) == 2
         assert figure(monitor(f"{url}/genrm", "--once"), "engines") == "2"
+
+        assert client.ask("POST", "/genrm/autoscaler/enable")[1]["enabled"] is True
 
         def removed() -> bool:
             history = client.ask("GET", "/genrm/autoscaler/scale_history?service=genrm")[1]["history"]
