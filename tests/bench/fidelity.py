@@ -1,11 +1,8 @@
 """How near the simulated world is to the real one: ``python -m tests.bench.fidelity --fit DIR... --test DIR...``.
 
 Engine, network and gateway costs are fitted to one set of real runs (``analysis calibrate``), the scenario is simulated
-with them, and held against the other set (``analysis compare``). Fault-free and faulted runs are told apart by their
-preregistered faults. The runs come from, for example::
-
-    python -m tests.bench.real_runs smoke --engine sglang-cpu --runs 7 --keep DIR
-    python -m tests.bench.real_runs smoke --engine sglang-cpu --runs 7 --keep DIR2 --option=--set --option='steps=[]'
+with them, and held against the other set (``analysis compare``). Fault-free and faulted runs are told apart by what was
+injected. docs/compare.md has the commands that make the runs, with tests/bench/fidelity.yaml.
 """
 
 from __future__ import annotations
@@ -40,8 +37,8 @@ the median. Aim: within {aim:g}%, inside the spread for 80% of the metrics, the 
 
 
 def kind_of(directory: RunDir) -> str:
-    """Whether faults were preregistered."""
-    return KINDS[bool(directory.info().preregistered.faults)]
+    """Whether a fault was injected: one that was to come and did not is none."""
+    return KINDS[any(event.kind == "fault.injected" for event in directory.read_events())]
 
 
 def simulate(like: RunDir, fit: Fit, profile: pathlib.Path, out: pathlib.Path) -> RunDir:
@@ -65,7 +62,12 @@ def simulate(like: RunDir, fit: Fit, profile: pathlib.Path, out: pathlib.Path) -
 
 def section(kind: str, found: Comparison, fitted: int) -> list[str]:
     """One kind of runs, as Markdown."""
-    lines = [f"## {kind.capitalize()}", "", f"Fitted to {fitted} runs of both kinds, tested on {len(found.real)}.", ""]
+    lines = [
+        f"## {kind.capitalize()}",
+        "",
+        f"Fitted to {fitted} runs in all, tested on {len(found.real)} of this kind.",
+        "",
+    ]
     lines += ["| | sim | real | error | spread | inside |", "| --- | --- | --- | --- | --- | --- |"]
     for row in found.rows:
         error = "" if row.error_percent is None else f"{row.error_percent:+.1f}%"
