@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from analysis.checks.addresses import OneEngineAnAddress
-from analysis.checks.affinity import OneBackendASession, RouterEmptyAtTheEnd
+from analysis.checks.affinity import AbortedIsNotCompleted, OneBackendASession, RouterEmptyAtTheEnd
 from analysis.checks.autoscaler import (
     AutoscalerCooldown,
     AutoscalerKeepsBounds,
@@ -118,6 +118,7 @@ INVARIANTS: tuple[type[Check], ...] = (
     OneDeadline,
     OneBackendASession,
     RouterEmptyAtTheEnd,
+    AbortedIsNotCompleted,
     ServesTheTrainersWeights,
     LabelFollowsWeights,
     NothingRunsOnPartWeights,

@@ -6,6 +6,7 @@ from collections import OrderedDict
 
 from analysis.checks.base import Check, Handler
 from analysis.checks.ledger import Ledger
+from analysis.checks.publishing_views import Fleet
 from protocol.evidence import Event
 
 _RETIRED_KEPT = 65_536
@@ -73,6 +74,84 @@ class OneBackendASession(Check):
 
     def observed(self) -> str:
         return f"{self.judged} arrivals judged, {self.violations} elsewhere or too late"
+
+
+class AbortedIsNotCompleted(Check):
+    """What comes back while an entrypoint aborts is no complete turn, whatever the engine says of it (3.1).
+
+    An entrypoint aborts from the native pause that flagged it to the continue that takes the flag away. Kills: a
+    response received after the abort and counted as completed (C-12).
+    """
+
+    name = "aborted_is_not_completed"
+    expected = "0 turns that ended at the engine meanwhile and were answered as complete"
+    needs = ("publication.asked",)
+    joins_at = ("publication.asked",)
+
+    def __init__(self, ledger: Ledger) -> None:
+        super().__init__(ledger)
+        self._fleet = Fleet()
+        self._pausing: dict[str, bool] = {}  # controller -> whether what it does last is a pause
+        self._flagging: dict[int, tuple[str, bool]] = {}
+        self._since: dict[str, Event] = {}  # entrypoint -> flagged
+        self._ended: dict[str, tuple[Event, Event]] = {}  # open turn -> flag, end at the engine
+
+    def handlers(self) -> dict[str, Handler]:
+        return {
+            "publishing.deployed": self._fleet.deployed,
+            "call.sent": self._on_sent,
+            "call.done": self._on_done,
+            "engine.finished": self._on_finished,
+            "turn.done": self._on_turn,
+            "request.done": self._on_over,
+        }
+
+    def _on_sent(self, event: Event) -> None:
+        data = event.data
+        method = data["method"]
+        if method in ("pause_generation", "continue_generation") and data["target"] in self._fleet.controllers:
+            self._pausing[data["target"]] = method == "pause_generation"
+        elif method == "set_aborting":
+            pausing = self._pausing.get(event.actor, False)
+            self._flagging[data["call"]] = (data["target"], pausing)
+            if not pausing:
+                self._since.pop(data["target"], None)
+
+    def _on_done(self, event: Event) -> None:
+        if not self._flagging:
+            return
+        entrypoint, flagged = self._flagging.pop(event.data["call"], ("", False))
+        if flagged and event.data["outcome"] == "done":
+            self._since[entrypoint] = event
+
+    def _on_finished(self, event: Event) -> None:
+        if self._since:
+            place = self._fleet.by_replica.get(event.actor)
+            flag = None if place is None else self._since.get(place.entrypoint)
+            if flag is not None and self.ledger.order.compare(flag, event) == "before":
+                self._ended[event.data["request"]] = (flag, event)
+
+    def _on_turn(self, event: Event) -> None:
+        found = self._ended.get(event.data["request"])
+        if found is None:
+            return
+        self.judged += 1
+        if event.data["finish_reason"] != "abort":
+            flag, ended = found
+            self.violation(
+                f"turn {event.data['request']} ended on {ended.actor} after {event.data['entrypoint']} was to abort, "
+                f"and was answered as {event.data['finish_reason']}",
+                flag.seq,
+                ended.seq,
+                event.seq,
+            )
+
+    def _on_over(self, event: Event) -> None:
+        if self._ended:
+            self._ended.pop(event.data["request"], None)
+
+    def observed(self) -> str:
+        return f"{self.judged} turns ended under an abort, {self.violations} answered as complete"
 
 
 class RouterEmptyAtTheEnd(Check):

@@ -49,6 +49,8 @@ class TurnOfOneVersion(Check):
         runs = self._runs.get(data["request"])
         if data["model_step"] < 0 or runs is None:
             return  # no gate, no stamp; or one that was sent before anything was published
+        if not runs and data["finish_reason"] == "abort":
+            return  # answered as aborted before it went to any engine
         if not runs:
             self.doubt(f"turn {data['request']} was answered, and no engine is seen to have run it", event.seq)
             return

@@ -111,9 +111,14 @@ class AnswerIsTheEngines(Check):
     def __init__(self, ledger: Ledger) -> None:
         super().__init__(ledger)
         self._over_http: dict[str, None] = {}
+        self._aborted: dict[str, None] = {}  # open turns that an entrypoint may have ended before it sent them
 
     def handlers(self) -> dict[str, Handler]:
-        return {"http.sent": self._on_http, "request.done": self._on_done}
+        return {"http.sent": self._on_http, "turn.done": self._on_turn, "request.done": self._on_done}
+
+    def _on_turn(self, event: Event) -> None:
+        if event.data["finish_reason"] == "abort":
+            self._aborted[event.data["request"]] = None
 
     def _on_http(self, event: Event) -> None:
         # Anthropic's answers and streamed ones name no version; where one is named it is compared all the same.
@@ -122,8 +127,9 @@ class AnswerIsTheEngines(Check):
     def _on_done(self, event: Event) -> None:
         data = event.data
         untold = self._over_http.pop(data["request"], self) is None and not data["version"]
-        if data["outcome"] != "done":
-            return
+        unsent = bool(self._aborted) and self._aborted.pop(data["request"], self) is None and not data["replica"]
+        if data["outcome"] != "done" or (unsent and not data["completion_tokens"]):
+            return  # aborted before it went to any engine, which the answer says
         request = self.ledger.requests.get(data["request"])
         if request is None:
             return  # nothing_lost says so

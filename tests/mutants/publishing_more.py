@@ -8,10 +8,12 @@ from typing import Any
 
 from protocol.config import GateConfig
 from protocol.errors import SeatrialError
+from protocol.messages import GenerateRequest, GenerateResult
 from protocol.ports import backend, data_call
 from protocol.serving.affinity import SessionAffinityRouter
 from protocol.serving.barrier import BarrierView
 from protocol.serving.controller import RolloutController
+from protocol.serving.entrypoint import Entrypoint
 from protocol.serving.gate import RequestGate, RequestLease, SettlementReceipt
 from protocol.training.publication import WeightPublisher
 from tests.mutants.registry import Mutant
@@ -52,6 +54,33 @@ class PausesAfterFailure(WeightPublisher):
             except SeatrialError:
                 pass  # refused, as it should be
             raise
+
+
+class PausesInBetween(WeightPublisher):
+    """Asks for a native pause, and a continue, before every version after the first."""
+
+    async def publish(self, model_step: int) -> None:
+        if model_step:
+            await self._controller.pause_generation("abort")
+            await self._controller.continue_generation()
+        await super().publish(model_step)
+
+
+# --- entrypoints ---
+
+
+class CountsAbortedAsCompleted(Entrypoint):
+    """Hands on what comes back after the abort as if it were complete."""
+
+    async def _forward(self, request: GenerateRequest) -> GenerateResult:
+        if self._aborting:
+            return await super()._forward(request)  # what is not sent yet is refused, as it should be
+        client = await self._replica()
+        return await client.generate(
+            request,
+            connect_timeout_s=self._config.connect_timeout_s,
+            read_timeout_s=self._config.forward_timeout_s,
+        )
 
 
 # --- gates ---
@@ -150,6 +179,9 @@ MUTANTS = (
     _controller("barrier dropped on failure", "C-6", DropsItsBarrier, "native_pause_after_failure", "occurs"),
     _controller("native pause in a barrier", "C-8", PausesInTheBarrier, "native_pause", "occurs"),
     _controller("health goes on in a barrier", "C-9", LetsHealthGoOn, "slow_load", "occurs"),
+    _of("entrypoint", Entrypoint)(
+        "aborted counted as completed", "C-12", CountsAbortedAsCompleted, "native_abort", "aborted_is_not_completed"
+    ),
     _of("affinity", SessionAffinityRouter)(
         "router on the trainer's thread", "A-9", WaitsForTheTrainer, "sessions_quick", "latency_p99"
     ),

@@ -139,6 +139,22 @@ WEIGHT_SCENARIOS: dict[str, str] = {
         acceptance="\n- occurs: {event: turn.done, where: {finish_reason: abort}, at_most: 0}\n",
         agents="sessions: 24, turns: 8, think_s: 0.1",
     ),
+    "native_abort": _scenario(
+        "native_abort",
+        "A native pause flags every entrypoint, and reaches one engine late: what ends there meanwhile is aborted.",
+        publishing="{}",
+        components="{publisher: 'tests.mutants.publishing_more:PausesInBetween'}",
+        steps="""
+- at_s: 1
+  do: connect_timeout
+  target: {link: {from: controller-policy, to: policy-1}}
+  with: {method: /pause_generation, count: 3}
+- {at_s: 1.5, do: publish, with: {model_step: 1}}
+""",
+        acceptance=_done(2),
+        agents="sessions: 24, turns: 4, think_s: 0.2",
+        output="uniform: {low: 60, high: 100}",
+    ),
     "native_pause_after_failure": _scenario(
         "native_pause_after_failure",
         "After a failed preparation a native pause is asked for, and is refused: the barrier is still there.",
