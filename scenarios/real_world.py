@@ -262,25 +262,29 @@ class RealStage(FaultPort):
 
     async def opened(self, services: Mapping[str, Service]) -> list[ActorHandle]:
         """The control APIs over HTTP, where that was asked for."""
-        served = [
-            (name, service.cells[0].scale_api, None if service.autoscaling is None else service.autoscaling.scaler)
-            for name, service in services.items()
-            if service.cells[0].scale_api is not None
-        ]
-        if self._http_port is None or not served:
+        scaled = [(name, one) for name, one in services.items() if one.cells[0].scale_api is not None]
+        if self._http_port is None or not scaled:
             return []
         from protocol.config import HttpConfig
         from real.http_control import ControlFront
         from real.http_server import ServerSettings
+        from scenarios.outside import OutsideFront
 
         settings = ServerSettings(port=self._http_port, shutdown_grace_s=_GRACE_S)
         node = (await self._backend.nodes())[0]
+        served, fronts = [], []
+        for name, one in scaled:
+            front = await self._backend.spawn(
+                OutsideFront, name, one.cells[0].scale_api, name=f"outside-{name}", node=node
+            )  # fmt: skip
+            fronts.append(front)
+            served.append((name, front, None if one.autoscaling is None else one.autoscaling.scaler))
         front = await self._backend.spawn(
             ControlFront, settings, HttpConfig(), tuple(served), name="http-control", node=node
         )  # fmt: skip
         host, port = await front.address()
         self.url = f"http://{host}:{port}"
-        return [front]
+        return [front, *fronts]
 
     def told_driver(self, listen: Callable[[str, Any], None]) -> None:
         self._listen = listen

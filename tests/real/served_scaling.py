@@ -18,6 +18,7 @@ from protocol.scaling.autoscaler_api import AutoscalerApi
 from protocol.scaling.policy import AutoscalerConfig
 from real.http_control import ControlFront
 from real.http_server import ServerSettings
+from scenarios.outside import OutsideFront
 from tests.protocol.fake import FakeEngine, FakeEngines
 from tests.protocol.scaling.autoscaler_world import page
 from tests.protocol.scaling.world import ScalingWorld, service
@@ -62,9 +63,10 @@ async def serve(token: str, max_body_bytes: int, ports: tuple[int, ...]) -> None
         "metrics_interval_secs": 0.2, "evaluation_interval_secs": 0.5,
     }  # fmt: skip
     scaler = await world.spawn(AutoscalerApi, AutoscalerConfig.model_validate(config), name="autoscaler")
+    outside = await world.spawn(OutsideFront, NAME, made.api, name="outside")  # as in a real run: all of it is recorded
     settings = ServerSettings(token=token, shutdown_grace_s=2.0, body_timeout_s=1.0)  # type: ignore[arg-type]  # pydantic's
     http = HttpConfig(max_body_bytes=max_body_bytes)
-    front = await world.spawn(ControlFront, settings, http, ((NAME, made.api, scaler),), name="front")
+    front = await world.spawn(ControlFront, settings, http, ((NAME, outside, scaler),), name="front")
     host, port = await front.address()
     print(f"serving on http://{host}:{port} ", flush=True)
     stop = asyncio.Event()
