@@ -12,7 +12,6 @@ import argparse
 import contextlib
 import json
 import os
-import pathlib
 import sys
 import time
 from collections.abc import Iterator
@@ -49,31 +48,6 @@ def alone(name: str, seeds: range) -> float:
     return len(seeds) / (time.perf_counter() - began)
 
 
-def cpu_s() -> dict[bool, float]:
-    """Processor time of all below this process, and of itself: of worker processes (True) and of the rest, Ray's too.
-
-    On a machine that is busy with other work this says what the rate of an idle one would be: workers share nothing.
-    """
-    parents: dict[int, int] = {}
-    spent: dict[int, float] = {}
-    works: dict[int, bool] = {}
-    for folder in pathlib.Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # it has ended meanwhile
-            fields = (folder / "stat").read_text().rpartition(")")[2].split()
-            pid = int(folder.name)
-            parents[pid] = int(fields[1])
-            spent[pid] = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-            works[pid] = b"scenarios.workers" in (folder / "cmdline").read_bytes()
-    found = {True: 0.0, False: 0.0}
-    for pid, seconds in spent.items():
-        above = pid
-        while above not in (0, 1, os.getpid()):
-            above = parents.get(above, 0)
-        if above == os.getpid():
-            found[works.get(pid, False)] += seconds
-    return found
-
-
 def in_workers(name: str, seeds: range, jobs: int) -> float:
     """Seeds a second of ``--jobs``, once all of them run."""
     scenario = load(name)
@@ -100,13 +74,8 @@ def measured(name: str, seeds: range, raylets: int, *, lose: bool) -> dict[str, 
     lost: list[str] = []
     with cluster(raylets) as (made, nodes):
         began = time.perf_counter()
-        spent = {True: 0.0, False: 0.0}
         for result in run_on_ray(scenario, request, seeds, made.address, None):
             times.append(time.perf_counter() - began)
-            if len(times) == _WARM_UP * raylets:
-                spent = cpu_s()
-            elif len(times) == len(seeds):
-                spent = {works: after - spent[works] for works, after in cpu_s().items()}
             if isinstance(result, Lost):
                 lost.append(f"{result.seed}: {result.how}")
                 continue
@@ -123,7 +92,6 @@ def measured(name: str, seeds: range, raylets: int, *, lose: bool) -> dict[str, 
         "first_result_s": round(times[0], 2),
         "longest_gap_s": round(max(gaps), 2),
         "wall_s": round(times[-1], 2),
-        "cpu_share_of_workers": None if lose else round(spent[True] / sum(spent.values()), 3),
         "seeds_per_s": round(rate_of(times, _WARM_UP * raylets), 2),
     }
 
@@ -157,7 +125,7 @@ def main() -> None:
     print(
         f"{found['counted']} of {found['seeds']} seeds counted, {found['distinct']} distinct, "
         f"{found['times_one_process']} times one process on {asked.raylets} raylets, {found['times_workers']} times "
-        f"--jobs {asked.raylets}; {found['cpu_share_of_workers']} of the processor time is the workers'",
+        f"--jobs {asked.raylets}",
         file=sys.stderr,
     )
 
