@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import pathlib
 import signal
 import sys
@@ -20,16 +19,13 @@ from typing import Any
 import pydantic
 
 from protocol.config import GatewayConfig, HealthConfig, HttpConfig
-from protocol.errors import NetworkError
 from protocol.messages import EngineAddress
-from protocol.ports import ActorHandle
 from protocol.serving.gateway import Gateway
 from protocol.serving.health import HealthProber
 from real.http_call import new_session
 from real.http_server import HttpFront, PortTaken, ServerSettings
 from real.local import LocalBackend
-
-_POLL_S = 0.5
+from real.serve_roster import BadRoster, Roster, read_roster
 
 
 class Usage(Exception):
@@ -45,8 +41,13 @@ async def serve(
     http: HttpConfig,
     log: Callable[[str], None],
     stop: asyncio.Event,
+    roster: Callable[[], tuple[EngineAddress, ...]] | None = None,
 ) -> int:
     """Serve until ``stop`` is set; returns the exit code.
+
+    Args:
+        engines: at the start, each of incarnation 0.
+        roster: read again and again; engines that it names anew are routed to, those that are gone no longer.
 
     Raises:
         PortTaken: nothing was served.
@@ -72,8 +73,10 @@ async def serve(
             front = await backend.spawn(HttpFront, settings, http, handle, name="http")
             host, port = await front.address()
             log(f"serving on http://{url_host(host)}:{port} in front of {', '.join(e.name for e in engines)}")
-            for engine in engines:
-                backend.background(_admit(backend, handle, engine, health.probe_timeout_s), name=f"admit {engine.name}")
+            members = Roster(backend, handle, health.probe_timeout_s, log)
+            await members.set(engines)
+            if roster is not None:
+                backend.background(members.follow(roster), name="follow the roster")
             await stop.wait()
             log("stopping: nothing new is accepted, what is in flight may finish")
         finally:
@@ -83,28 +86,16 @@ async def serve(
     return 1 if failed else 0
 
 
-async def _admit(backend: LocalBackend, gateway: ActorHandle, engine: EngineAddress, timeout_s: float) -> None:
-    """Wait until an engine is ready, then have it routed to; from there on the prober watches it."""
-    client = backend.engines.client(engine)
-    while True:
-        with contextlib.suppress(NetworkError):  # it does not listen yet
-            status, _ = await client.get("/ready", connect_timeout_s=timeout_s, read_timeout_s=timeout_s)
-            if status == 200:
-                break
-        await asyncio.sleep(_POLL_S)
-    await gateway.add_replica(engine)
-
-
-def engine_address(url: str) -> EngineAddress:
-    """The address in ``http://host:port``. Raises Usage."""
+def engine_address(url: str, where: str = "--engine") -> EngineAddress:
+    """The address in ``http://host:port``; ``where`` it stands begins the message. Raises Usage."""
     try:
         parts = urllib.parse.urlsplit(url)
         host, port = parts.hostname, parts.port
     except ValueError:  # half an IPv6 address, or a port that is none
-        raise Usage(f"--engine {url}: give it as http://HOST:PORT") from None
+        raise Usage(f"{where} {url}: give it as http://HOST:PORT") from None
     more = parts.path not in ("", "/") or parts.query or parts.fragment or parts.username is not None
     if parts.scheme != "http" or not host or not port or more:
-        raise Usage(f"--engine {url}: give it as http://HOST:PORT")
+        raise Usage(f"{where} {url}: give it as http://HOST:PORT")
     return EngineAddress(f"{url_host(host)}:{port}", 0, host, port)
 
 
@@ -128,7 +119,9 @@ def token_in(path: str | None) -> str:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m real.serve", description=(__doc__ or "").partition("\n\n")[0])
-    parser.add_argument("--engine", action="append", required=True, metavar="URL", help="http://HOST:PORT; repeatable")
+    which = parser.add_mutually_exclusive_group(required=True)
+    which.add_argument("--engine", action="append", metavar="URL", help="http://HOST:PORT; repeatable")
+    which.add_argument("--roster", metavar="FILE", help="one such URL a line; read again while serving")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on; any but loopback needs a token")
     parser.add_argument("--port", type=int, default=0, help="0 (default): any free one; the first line tells it")
     parser.add_argument("--token-file", metavar="FILE", help="clients must bring its content as a bearer token")
@@ -142,29 +135,47 @@ def main(arguments: list[str] | None = None) -> int:
     """The command; returns its exit code."""
     given = _parser().parse_args(arguments)
     try:
-        engines = tuple(engine_address(url) for url in given.engine)
+        roster = _roster(given.roster) if given.roster is not None else None
+        engines = roster() if roster is not None else tuple(engine_address(url) for url in given.engine)
         if len(set(engines)) < len(engines):
             raise Usage("--engine: the same address twice")
         token = token_in(given.token_file)
         settings = ServerSettings(host=given.host, port=given.port, token=token, shutdown_grace_s=given.grace_s)
         gateway = GatewayConfig(attempts=given.attempts, read_timeout_s=given.read_timeout_s)
-        return asyncio.run(_until_signalled(engines, settings, gateway))
+        return asyncio.run(_until_signalled(engines, settings, gateway, roster))
     except pydantic.ValidationError as error:
         for problem in error.errors(include_url=False, include_input=False):
             print(f"error: {'.'.join(map(str, problem['loc']))} {problem['msg']}".replace("  ", " "), file=sys.stderr)
         return 2
-    except (Usage, PortTaken) as error:
+    except (Usage, BadRoster, PortTaken) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
 
 
-async def _until_signalled(engines: tuple[EngineAddress, ...], settings: ServerSettings, gateway: GatewayConfig) -> int:
+def _roster(path: str) -> Callable[[], tuple[EngineAddress, ...]]:
+    """Reads the file when called. Raises BadRoster."""
+
+    def address(url: str, where: str) -> EngineAddress:
+        try:
+            return engine_address(url, where)
+        except Usage as error:
+            raise BadRoster(str(error)) from None
+
+    return lambda: read_roster(path, address)
+
+
+async def _until_signalled(
+    engines: tuple[EngineAddress, ...],
+    settings: ServerSettings,
+    gateway: GatewayConfig,
+    roster: Callable[[], tuple[EngineAddress, ...]] | None,
+) -> int:
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     return await serve(
         engines, settings, gateway=gateway, health=HealthConfig(), http=HttpConfig(),
-        log=lambda line: print(line, file=sys.stderr, flush=True), stop=stop,
+        log=lambda line: print(line, file=sys.stderr, flush=True), stop=stop, roster=roster,
     )  # fmt: skip
 
 

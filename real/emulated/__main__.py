@@ -18,6 +18,7 @@ from aiohttp import web
 from protocol.ports import EngineOptions
 from real.emulated.children import Children, Part
 from real.emulated.pacer import Pacer
+from real.emulated.request_log import RequestLog
 from real.emulated.server import Server
 from sim.engine import SimEngine
 from sim.profiles import EngineProfile, ProfileError, load_profile
@@ -36,6 +37,10 @@ def main() -> None:
             profile = dataclasses.replace(profile, startup_ns=round(arguments.startup_s * 1e9))
     except ProfileError as error:
         sys.exit(f"real.emulated: {error}")
+    try:
+        log = RequestLog(arguments.request_log) if arguments.request_log else None
+    except OSError as error:
+        sys.exit(f"real.emulated: --request-log {arguments.request_log}: {error.strerror}")
     # Bound, but not listening: the port is taken, and connecting is refused while the engine loads.
     listener = socket.socket(socket.AF_INET)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -43,7 +48,7 @@ def main() -> None:
         listener.bind((arguments.host, arguments.port))
     except OSError as error:
         sys.exit(f"real.emulated: cannot bind {arguments.host}:{arguments.port} ({error.strerror})")
-    asyncio.run(_run(arguments, profile, options, listener))
+    asyncio.run(_run(arguments, profile, options, listener, log))
 
 
 def _parse() -> argparse.Namespace:
@@ -60,12 +65,16 @@ def _parse() -> argparse.Namespace:
     )
     parser.add_argument("--rank", type=int, default=0, help="its server seed where the options name none")
     parser.add_argument("--weights-bytes", type=int, help="their size, which is the time to load them")
+    parser.add_argument(
+        "--request-log", metavar="FILE", help="write every request with an id into it, a line of JSON each"
+    )
     return parser.parse_args()
 
 
 async def _run(
-    arguments: argparse.Namespace, profile: EngineProfile, options: EngineOptions | None, listener: socket.socket
-) -> None:
+    arguments: argparse.Namespace, profile: EngineProfile, options: EngineOptions | None, listener: socket.socket,
+    log: RequestLog | None,
+) -> None:  # fmt: skip
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(_crash)
     pacer = Pacer()
@@ -74,7 +83,10 @@ async def _run(
         rank=arguments.rank,
     )  # fmt: skip
     wedges = Wedges(engine)
-    runner = web.AppRunner(Server(engine, pacer).app, access_log=None, handler_cancellation=True)
+    app = Server(engine, pacer).app
+    if log is not None:
+        app.middlewares.append(log.middleware())
+    runner = web.AppRunner(app, access_log=None, handler_cancellation=True)
     await runner.setup()
     children = Children(
         on_death=lambda part: pacer.tell(lambda: engine.lose_child(part)),
@@ -85,6 +97,8 @@ async def _run(
         # Only now: SGLang takes the signal's default action while it loads.
         loop.add_signal_handler(signal.SIGTERM, lambda: pacer.tell(engine.sigterm))
         tasks.append(loop.create_task(web.SockSite(runner, listener, backlog=_BACKLOG).start()))
+        if log is not None:
+            log.write("listening")
         print(f"{arguments.name}: listening on {arguments.host}:{arguments.port}", file=sys.stderr, flush=True)
 
     tasks: list[asyncio.Task[None]] = []
