@@ -210,7 +210,7 @@ def prove(
 @click.argument("scenario")
 @_SEED
 @click.option("--seeds", type=click.IntRange(1), default=100, show_default=True)
-@click.option("--jobs", type=click.IntRange(1), help="Worker processes; default 1, with --ray one a CPU of the cluster.")
+@click.option("--jobs", type=click.IntRange(1), help="Worker processes; default 1, with --ray one for each CPU.")
 @click.option("--ray", default="", metavar="ADDRESS", help="Spread over a Ray cluster: host:port, or auto.")
 @click.option("--out", type=click.Path(path_type=pathlib.Path), help="Folder for run directories; it must not exist.")
 @click.option("--sample", type=click.IntRange(0), default=1, show_default=True, help="Passing seeds to keep as well.")

@@ -83,8 +83,8 @@ __all__ = [  # whatever is part of a scenario file is found here
 
 COMPONENTS = ("gateway", "health", "recovery", "exporter", "admin", "trainer", "scale_manager", "scale_api",
               "autoscaler", "gate", "entrypoint", "controller", "affinity", "publisher", "judge",
-              "weight_sync", "rank", "registrations", "session_server", "turn_hooks", "trace_store", "replay_buffer", "producer", "learner",
-              "train_worker", "evaluator")  # fmt: skip
+              "weight_sync", "rank", "registrations", "session_server", "turn_hooks", "trace_store", "replay_buffer",
+              "producer", "learner", "train_worker", "evaluator")  # fmt: skip
 """Names under ``components``: a class of the user's own in place of ours, ``module:Class``."""
 
 
@@ -161,7 +161,7 @@ class PublishingModel(SpecModel):
     """How the weights of a version get into the engines."""
     proxy: ProxyModel | None = None
     session_server: config.SessionServerConfig | None = None
-    """Entrypoints are session servers, which speak HTTP and record turns in a trace store; ``entrypoint`` is not read."""
+    """Entrypoints are session servers: they speak HTTP and record turns in a trace store. ``entrypoint`` is not read."""
 
     _keys = field_validator("gate", "entrypoint", "controller", "affinity", "update", "session_server", mode="before")(
         _known_config_keys

@@ -61,7 +61,7 @@ class HttpAgentsModel(SpecModel):
     """Of the turns: those whose client leaves before the end, before the head, between two events, inside one or just
     before the end marker; the conversation then goes on without that turn."""
     evaluation: Fraction01 = 0.0
-    """Of the turns: sent with ``return_token_ids: false``, which nobody records; the conversation goes on without it."""
+    """Of the turns: sent with ``return_token_ids: false``, which nobody records; the conversation goes on without."""
     integer_ids: Fraction01 = 0.0
     """Of the sessions: those whose id is a number in the body."""
     other_calls: Fraction01 = 0.0

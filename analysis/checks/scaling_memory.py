@@ -19,8 +19,8 @@ class MemoryIsBounded(Check):
     An operation (a key) that at least ``max_history`` (``max_keys``) resolved operations (keys) and the ceiling have
     come after is forgotten: the status says 404, the key is as good as new. That one is forgotten too early cannot be
     told from here, for other models of the same API may have operations too; but none that is not resolved, and none
-    that a key has just been answered with. Kills M24 (history without a bound), M25 (keys without one, keys that outlive their
-    operation) and M26 (eviction of what is unresolved).
+    that a key has just been answered with. Kills M24 (history without a bound), M25 (keys without one, keys that
+    outlive their operation) and M26 (eviction of what is unresolved).
     """
 
     name = "memory_is_bounded"

@@ -100,8 +100,8 @@ class TraceSurvives(Check):
             self.judged += 1
             if session not in there:
                 self.violation(
-                    f"the group of session {session} lies in the buffer of {data['service']}, {status}, and the session "
-                    "is not in the trace store",
+                    f"the group of session {session} lies in the buffer of {data['service']}, {status}, and "
+                    "the session is not in the trace store",
                     recorded.seq,
                     event.seq,
                 )

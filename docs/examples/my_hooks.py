@@ -9,7 +9,7 @@ class Hooks(TraceHooks):
     """Records turns in the background, so that no agent waits for the trace store. That is a defect."""
 
     async def on_response(self, turn, answer):
-        asyncio.create_task(super().on_response(turn, answer))
+        asyncio.create_task(super().on_response(turn, answer))  # noqa: RUF006 - nobody waits for it: that is the point
 
 
 class CarefulHooks(TraceHooks):
