@@ -161,7 +161,7 @@ class PublishingModel(SpecModel):
     """How the weights of a version get into the engines."""
     proxy: ProxyModel | None = None
     session_server: config.SessionServerConfig | None = None
-    """Entrypoints are session servers: they speak HTTP and record turns in a trace store. ``entrypoint`` is not read."""
+    """Entrypoints are session servers: they speak HTTP, record turns in a trace store. ``entrypoint`` is not read."""
 
     _keys = field_validator("gate", "entrypoint", "controller", "affinity", "update", "session_server", mode="before")(
         _known_config_keys
