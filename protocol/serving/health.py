@@ -136,7 +136,7 @@ class HealthProber:
         for address in view.suspects:
             self._look(address, self._readmit)
         for address in view.stalled:
-            self._look(address, self._check_stall)
+            self._look(address, self._check_stall, of_ill=False)
 
     def _follow(self, roster: tuple[EngineAddress, ...]) -> None:
         engines = backend().engines
@@ -148,10 +148,16 @@ class HealthProber:
         for index, watched in enumerate(self._watched.values()):
             self._slots[index % self._config.slots].append(watched)
 
-    def _look(self, address: EngineAddress, look: Callable[[_Watched], Awaitable[None]]) -> None:
-        """Start a longer look at a replica unless one is under way. It ends within its time-outs."""
+    def _look(
+        self, address: EngineAddress, look: Callable[[_Watched], Awaitable[None]], *, of_ill: bool = True
+    ) -> None:
+        """Start a longer look at a replica unless one is under way. It ends within its time-outs.
+
+        Args:
+            of_ill: also at one that is out already. A check for a wedge there tells nothing and delays its readmission.
+        """
         watched = self._watched.get((address.name, address.incarnation))
-        if watched is None or watched.looking:
+        if watched is None or watched.looking or not (watched.healthy or of_ill):
             return
         watched.looking = True
 
@@ -281,7 +287,11 @@ class HealthProber:
 
     async def _check_stall(self, watched: _Watched) -> None:
         before = await self._progress(watched)
+        if before is None and ((await self._ready(watched))[0] or not watched.healthy):
+            return  # for the regular probe to judge; a look that goes on would stand in the way of readmission
         await asyncio.sleep(self._config.stall_check_s)
+        if not watched.healthy:
+            return  # taken out meanwhile
         after = await self._progress(watched)
         if before is None or after is None:
             # No counters to compare (no metrics, or no answer): let it generate.

@@ -90,6 +90,27 @@ def test_a_stopped_replica_is_taken_out_and_readmitted_when_it_continues() -> No
     run(body)
 
 
+def test_a_look_for_a_wedge_does_not_hold_up_the_readmission_of_one_that_was_stopped() -> None:
+    """That look went on for 4 s, in which nobody asked whether it was back. Found beside sglang-router."""
+
+    async def body(world: FakeBackend) -> None:
+        one, two = await fleet(world, 2)
+        made = await setup(world, (one, two), stall_window_s=5.0, stall_check_s=2.0)
+        await asyncio.sleep(5)
+        one.duration_s = 120.0
+        call = asyncio.ensure_future(made.gateway.generate(GenerateRequest("r", 10, 4)))
+        await asyncio.sleep(0.1)
+        one.stopped = True
+        await asyncio.sleep(6)
+        assert await made.routable() == ["engine-1"]
+        one.stopped = False
+        await asyncio.sleep(2.3)  # a probe's interval and a generated token
+        assert await made.routable() == ["engine-0", "engine-1"]
+        call.cancel()
+
+    run(body)
+
+
 def test_two_failures_are_not_three() -> None:
     async def body(world: FakeBackend) -> None:
         (engine,) = await fleet(world, 1)
