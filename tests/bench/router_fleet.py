@@ -22,12 +22,17 @@ STARTUP_S = 1.0
 PATIENCE_S = 30.0
 
 TUNED = (
-    "--policy", "power_of_two", "--health-check-endpoint", "/ready", "--health-check-interval-secs", "1",
-    "--health-check-timeout-secs", "1", "--health-failure-threshold", "3", "--health-success-threshold", "1",
+    "--policy", "round_robin", "--health-check-endpoint", "/ready", "--health-check-interval-secs", "1",
+    "--health-check-timeout-secs", "2", "--health-failure-threshold", "3", "--health-success-threshold", "1",
     "--cb-failure-threshold", "3", "--cb-success-threshold", "1", "--cb-timeout-duration-secs", "2",
     "--cb-window-duration-secs", "10", "--worker-startup-check-interval", "1",
 )  # fmt: skip
-"""sglang-router as quick as its options let it be, with the same probe, interval and number of failures as ours."""
+"""sglang-router as quick as its options let it be, with the probe, interval and number of failures that ours has.
+
+Not the 1 s of ours for a probe: whatever ``--health-check-endpoint`` says, the router asks a new worker for /health
+under this time-out, SGLang's takes 1 s at least, and then no worker is ever taken (tried). Not ``power_of_two``: it asks
+for loads at a route that SGLang 0.5.23 no longer has, and says "No loads fetched from workers".
+"""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -18,8 +18,8 @@ from tests.bench.router_counts import Figures, Marks, Seen, Sent, counts, quanti
 from tests.bench.router_fleet import Arm, Engine, Front, front
 
 ENGINES = 3
-PROMPT, NEW = 128, 48
-RATE = 20.0
+PROMPT, NEW = 128, 128
+RATE = 24.0
 """Requests a second of the open load; its arrivals are a Poisson stream of the seed, the same for every front."""
 CLOSED_S, CLOSED_AT_ONCE, CLOSED_NEW = 4.0, 32, 4
 DRAIN_S = 15.0

@@ -18,6 +18,7 @@ import platform
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 
 import click
 
@@ -105,9 +106,14 @@ def _amount(value: float, unit: str) -> str:
 
 
 def page(
-    results: dict[str, list[Figures]], loads: tuple[float, float], versions: str, command: str, by_hand: str
+    results: dict[str, list[Figures]],
+    loads: tuple[float, float],
+    versions: str,
+    command: str,
+    by_hand: str,
+    failures: Sequence[str] = (),
 ) -> str:
-    """The whole page; ``by_hand`` is the text under the table."""
+    """The whole page; ``by_hand`` is the text under the table, ``failures`` are runs that are not in it."""
     script = Script()
     repeats = max(len(runs) for runs in results.values())
     head = f"""\
@@ -134,7 +140,8 @@ Counted at the client, and at the engines by request id: every engine writes wha
 (`--request-log`), which outlives its death. Slowed: longer than twice the p99 of the run's own quiet phase.
 
 """
-    return head + "\n".join(table(results)) + "\n\n" + by_hand
+    told = "".join(f"Not in the table, as it failed: {failure}.\n\n" for failure in failures)
+    return head + told + "\n".join(table(results)) + "\n\n" + by_hand
 
 
 def router_python() -> str:
@@ -161,15 +168,24 @@ def kept(path: pathlib.Path) -> str:
     return found + below if found else f"{BY_HAND}\n\nNothing is written yet.\n"
 
 
-def run(arms: tuple[Arm, ...], repeat: int, seed: int, python: str) -> dict[str, list[Figures]]:
-    """Every arm ``repeat`` times, in turns."""
+def run(arms: tuple[Arm, ...], repeat: int, seed: int, python: str) -> tuple[dict[str, list[Figures]], list[str]]:
+    """Every arm ``repeat`` times, in turns: (figures of the runs, which runs failed and why)."""
     results: dict[str, list[Figures]] = {arm.name: [] for arm in arms}
+    failures = []
     for turn in range(repeat):
         for arm in arms:
-            print(f"{arm.name}, {turn + 1} of {repeat}", flush=True)
-            with tempfile.TemporaryDirectory() as folder:
-                results[arm.name].append(measure(arm, pathlib.Path(folder), python, seed + turn))
-    return results
+            name = f"{arm.name}, {turn + 1} of {repeat}"
+            print(name, flush=True)
+            try:
+                with tempfile.TemporaryDirectory() as folder:
+                    found = measure(arm, pathlib.Path(folder), python, seed + turn)
+            except (RuntimeError, ValueError, OSError) as error:
+                print(f"error: {error}", file=sys.stderr, flush=True)
+                failures.append(f"{name}: {str(error).splitlines()[0]}")
+                continue
+            results[arm.name].append(found)
+            print("    " + ", ".join(f"{key} {value:.3g}" for key, value in found.items()), flush=True)
+    return results, failures
 
 
 @click.command()
@@ -184,18 +200,15 @@ def main(repeat: int, seed: int, out: pathlib.Path, json_path: pathlib.Path | No
     """Measure and write the page."""
     python = router_python()
     began = os.getloadavg()[0]
-    try:
-        results = run(tuple(arm for arm in ARMS if not names or arm.name in names), repeat, seed, python)
-    except (RuntimeError, ValueError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(1)
+    results, failures = run(tuple(arm for arm in ARMS if not names or arm.name in names), repeat, seed, python)
     if json_path is not None:
         json_path.write_text(json.dumps(results, indent=1))
     versions = f"sglang-router {VERSION}, Python {platform.python_version()}"
     command = "python -m tests.bench.router_peer" + (f" --repeat {repeat}" if repeat != 3 else "")
-    text = page(results, (began, os.getloadavg()[0]), versions, command, kept(out))
+    text = page(results, (began, os.getloadavg()[0]), versions, command, kept(out), failures)
     out.write_text(text, encoding="utf-8")
     print(out)
+    sys.exit(1 if failures else 0)
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from click.testing import CliRunner
 
 from tests.bench import router_peer
 from tests.bench.router_counts import Figures, Marks, Seen, Sent, counts, quantile, spread
+from tests.bench.router_fleet import Arm
 
 MARKS = Marks(
     began=100.0, killed=105.0, restarted="again", listening=107.0, stopped=112.0, stopped_engine="first",
@@ -153,3 +154,19 @@ def test_without_the_router_one_message_names_the_command(
     assert done.exit_code == 2
     assert "pip install sglang-router==0.3.2" in done.output
     assert not out.exists()
+
+
+def test_a_run_that_failed_is_told_in_the_page(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
+    def measure(arm: Arm, *_: object) -> Figures:
+        if arm.name == "router":
+            raise RuntimeError("not true in time: all workers are healthy\nand many more words")
+        return {"lost": 0.0}
+
+    monkeypatch.setattr(router_peer, "router_python", lambda: "python")
+    monkeypatch.setattr(router_peer, "measure", measure)
+    out = tmp_path / "page.md"
+    done = CliRunner().invoke(router_peer.main, ["--out", str(out), "--repeat", "1"])
+    assert done.exit_code == 1
+    text = out.read_text()
+    assert "Not in the table, as it failed: router, 1 of 1: not true in time: all workers are healthy.\n" in text
+    assert "| **lost**, all phases | 0 | 0 |  | 0 |" in text
