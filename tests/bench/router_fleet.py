@@ -30,7 +30,7 @@ TUNED = (
 """sglang-router as quick as its options let it be, with the probe, interval and number of failures that ours has.
 
 Not the 1 s of ours for a probe: whatever ``--health-check-endpoint`` says, the router asks a new worker for /health
-under this time-out, SGLang's takes 1 s at least, and then no worker is ever taken (tried). Not ``power_of_two``: it asks
+under this time-out, SGLang's takes 1 s at least, and then no worker is taken (tried). Not ``power_of_two``: that asks
 for loads at a route that SGLang 0.5.23 no longer has, and says "No loads fetched from workers".
 """
 
