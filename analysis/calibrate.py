@@ -28,6 +28,8 @@ from analysis.calibrate_input import (
     read,
     sha256,
 )
+from analysis.errors import BadInput
+from analysis.rundir import write_atomic
 
 _FAILURE_RUN = "failure_injection_20260925_r2/events.json"
 _MANUAL_RUN = "e2e_run_20260924/events.json"
@@ -236,9 +238,9 @@ def run_calibrate(data: Path | None, out: Path | None) -> int:
         print(text, end="")
     else:
         try:
-            out.write_text(text, encoding="utf-8")
-        except OSError as error:
-            print(f"calibrate: cannot write {out} ({error.strerror})", file=sys.stderr)
+            write_atomic(out, text)
+        except BadInput as error:
+            print(f"calibrate: --out {error}", file=sys.stderr)
             return 2
     print("figure                                              observed    modelled   error  role", file=sys.stderr)
     for row in profile["fit"]:

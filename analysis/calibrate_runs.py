@@ -26,7 +26,7 @@ import yaml
 from analysis.calibrate import profile_text
 from analysis.calibrate_input import CalibrationError, least_squares
 from analysis.errors import BadInput
-from analysis.rundir import RunDir
+from analysis.rundir import RunDir, write_atomic
 from protocol.evidence import Event
 
 _FEWEST = 40
@@ -321,8 +321,5 @@ def run_calibrate_runs(runs: Sequence[pathlib.Path], base: pathlib.Path | None, 
         lines.append("to use it: " + " ".join(f"--set {one}" for one in set_arguments(fit, named)))
     if out is None:
         return text + "".join(f"# {line}\n" for line in lines)
-    try:
-        out.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise BadInput(f"calibrate: cannot write {out} ({error.strerror})") from error
+    write_atomic(out, text)
     return "\n".join([*lines, f"written: {out}"]) + "\n"

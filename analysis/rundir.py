@@ -153,8 +153,12 @@ def atomic_file(path: pathlib.Path) -> Iterator[BinaryIO]:
     """A file that takes its name when the block ends well; otherwise nothing is left of it.
 
     Raises:
-        BadInput: the folder cannot be written.
+        BadInput: the folder cannot be written, or the name is of something that is no file, such as a device.
     """
+    if path.name in ("", "..") or path.is_dir():
+        raise BadInput(f"{path}: is a directory; name a file in it")
+    if path.exists() and not path.is_file():  # /dev/null would be replaced by a file of that name
+        raise BadInput(f"{path}: is no regular file; name another one")
     temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         with temporary.open("wb") as file:

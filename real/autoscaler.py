@@ -13,6 +13,7 @@ import json
 import pathlib
 import signal
 import sys
+import urllib.parse
 from collections.abc import Callable
 from typing import Any
 
@@ -85,18 +86,44 @@ async def serve(
 def read_config(path: str) -> AutoscalerConfig:
     """A configuration in a file, as GET /config answers it. Raises Usage."""
     try:
-        given = json.loads(pathlib.Path(path).read_text(encoding="utf-8"))
+        given = json.loads(pathlib.Path(path).read_text(encoding="utf-8"), object_pairs_hook=_once)
     except (OSError, UnicodeDecodeError, ValueError, RecursionError) as error:
         raise Usage(f"--config {path}: {getattr(error, 'strerror', None) or error}") from None
     if not isinstance(given, dict):
         raise Usage(f"--config {path}: write a JSON object, as GET /config answers it")
     try:
         # Who names no rollout service has none: the default is another deployment's.
-        return AutoscalerConfig.model_validate({"rollout_service_url": None, **given})
+        config = AutoscalerConfig.model_validate({"rollout_service_url": None, **given})
     except pydantic.ValidationError as error:
         first = error.errors(include_url=False)[0]
         key = ".".join(map(str, first["loc"]))
         raise Usage(f"--config {path}: {key + ': ' if key else ''}{first['msg']}") from None
+    for name, url in config.service_targets.items():
+        if not _is_url(url):  # nobody could ever be asked there
+            raise Usage(
+                f"--config {path}: service_targets.{name}: {url!r} is no URL of a scale API; as in "
+                "http://127.0.0.1:8090/genrm"
+            )
+    return config
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of which no key is written twice; raises ValueError."""
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise ValueError(f"the key {key!r} is written twice; leave one out")
+        found[key] = value
+    return found
+
+
+def _is_url(url: str) -> bool:
+    try:
+        parts = urllib.parse.urlsplit(url)
+        good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False
+    return good and not parts.query and not parts.fragment and url.isprintable() and " " not in url
 
 
 def _token(option: str, path: str | None) -> str:
@@ -108,6 +135,8 @@ def _token(option: str, path: str | None) -> str:
         raise Usage(f"{option} {path}: {getattr(error, 'strerror', None) or error}") from None
     if not token:
         raise Usage(f"{option} {path}: is empty; write the token into it")
+    if not token.isascii() or not token.isprintable():
+        raise Usage(f"{option} {path}: holds no token; write printable ASCII characters into it")
     return token
 
 

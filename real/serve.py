@@ -94,6 +94,7 @@ def engine_address(url: str, where: str = "--engine") -> EngineAddress:
     except ValueError:  # half an IPv6 address, or a port that is none
         raise Usage(f"{where} {url}: give it as http://HOST:PORT") from None
     more = parts.path not in ("", "/") or parts.query or parts.fragment or parts.username is not None
+    more = more or " " in url or not url.isprintable()  # no name of a host has any
     if parts.scheme != "http" or not host or not port or more:
         raise Usage(f"{where} {url}: give it as http://HOST:PORT")
     return EngineAddress(f"{url_host(host)}:{port}", 0, host, port)

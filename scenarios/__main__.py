@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 import click
 
 from analysis.errors import BadInput, print_anything
-from scenarios.console import Shell
+from scenarios.console import Number, Shell
 from scenarios.http_commands import openapi
 from scenarios.load import Scenario, catalog, load
 from scenarios.monitor.command import monitor
@@ -32,7 +32,7 @@ _JSON = click.option("--json", "as_json", is_flag=True, help="One JSON document 
 _SEED = click.option("--seed", type=click.IntRange(0, 2**63 - 1), help="Instead of the scenario's own.")
 
 _HANG = click.option(
-    "--hang-after", "hang_after_s", type=click.FloatRange(0.1, 86_400), metavar="SECONDS",
+    "--hang-after", "hang_after_s", type=Number(0.1, 86_400), metavar="SECONDS",
     help="End a run in which one step of a component takes so much real time (default 60).",
 )  # fmt: skip
 

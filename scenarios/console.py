@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from time import monotonic  # bound here: inside a run the module's own is the simulated clock
@@ -26,6 +27,16 @@ if TYPE_CHECKING:
 
 _COLOURS = {"pass": "green", "fail": "bold red", "inconclusive": "yellow"}
 _LINE_EVERY_S = 10.0
+
+
+class Number(click.FloatRange):
+    """A number in a range. click's own takes NaN, which is neither below nor above anything, for one."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        found: float = super().convert(value, param, ctx)
+        if math.isnan(found):
+            self.fail(f"{value!r} is no number", param, ctx)
+        return found
 
 
 class Shell:

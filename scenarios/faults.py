@@ -29,6 +29,8 @@ class FaultSpec(SpecModel):
     colour: ClassVar[str]
     """Shading in plots."""
     worlds: ClassVar[tuple[str, ...]] = ("sim", "real")
+    engines_only: ClassVar[bool] = False
+    """Whether it befalls replicas alone, and no actor."""
     must_hit: ClassVar[dict[str, dict[str, int]]] = {"hits": {"at_least": 1}}
     """What it must meet unless the step says otherwise."""
 
@@ -55,6 +57,7 @@ class Sigterm(FaultSpec):
 
     name = "sigterm"
     target = "process"
+    engines_only = True
     healing = "recovered"
     colour = "#c49c94"
     must_hit = {"in_flight": {"at_least": 1}}
@@ -96,6 +99,7 @@ class Wedge(FaultSpec):
 
     name = "wedge"
     target = "process"
+    engines_only = True
     healing = "reverted"
     colour = "#8c564b"
     must_hit = {"in_flight": {"at_least": 1}}
@@ -232,6 +236,7 @@ class MetricsMissing(FaultSpec):
 
     name = "metrics_missing"
     target = "process"
+    engines_only = True
     healing = "reverted"
     colour = "#f7b6d2"
 
@@ -241,6 +246,7 @@ class MetricsStale(FaultSpec):
 
     name = "metrics_stale"
     target = "process"
+    engines_only = True
     healing = "reverted"
     colour = "#fbb4ae"
 
@@ -250,6 +256,7 @@ class MetricsNan(FaultSpec):
 
     name = "metrics_nan"
     target = "process"
+    engines_only = True
     healing = "reverted"
     colour = "#fccde5"
 

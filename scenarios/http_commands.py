@@ -18,7 +18,11 @@ from analysis.errors import BadInput
 )
 def openapi(service: str | None, out: pathlib.Path | None, check: pathlib.Path | None) -> None:
     """Print the OpenAPI document of gateway, scaling and autoscaler, made of the code."""
+    from analysis.rundir import write_atomic
     from protocol.openapi import as_text, default_document, document
+
+    if out is not None and check is not None:
+        raise BadInput("give --out or --check, not both")
 
     if service is not None and not (service and service.replace("_", "").replace("-", "").isalnum()):
         raise BadInput(f"--service {service!r}: a name has letters, digits, - and _")
@@ -40,10 +44,7 @@ def openapi(service: str | None, out: pathlib.Path | None, check: pathlib.Path |
             sys.exit(1)
         click.echo(f"{check}: current")
     elif out is not None:
-        try:
-            out.write_text(text, encoding="utf-8")
-        except OSError as error:
-            raise BadInput(f"--out {out}: cannot be written ({error.strerror})") from error
+        write_atomic(out, text)
         click.echo(f"{out}: {len(found['paths'])} paths, {len(found['components']['schemas'])} schemas")
     else:
         click.echo(text, nl=False)

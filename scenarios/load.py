@@ -352,6 +352,11 @@ def _check_target(model: ScenarioModel, step: StepModel, path: tuple[str | int, 
         if target.process not in names:
             near = did_you_mean(target.process, names)
             raise BadInput(f"{places.name(path)}: unknown target {target.process!r}{near}")
+        part = getattr(step.parameters(), "part", "main")
+        engines_only = part != "main" or (step.fault is not None and step.fault.engines_only)
+        if engines_only and target.process not in SELECTORS and not _is_replica(model, target.process):
+            what = step.do if part == "main" else f"{step.do} of the {part}"
+            raise BadInput(f"{places.name(path)}: {target.process!r} is no replica; {what} befalls replicas alone")
         if target.process in SELECTORS and target.service is None and len(model.topology.services) > 1:
             raise BadInput(f"{places.name(path)}: several services; add 'service' to the target")
         if target.process == "replica_of_trigger" and step.when is None:
@@ -364,6 +369,11 @@ def _check_target(model: ScenarioModel, step: StepModel, path: tuple[str | int, 
             if end not in ends and "*" not in end:
                 place = places.name((*path, "link", key))
                 raise BadInput(f"{place}: unknown end of a link {end!r}{did_you_mean(end, ends)}")
+
+
+def _is_replica(model: ScenarioModel, name: str) -> bool:
+    service, _, rank = name.rpartition("-")
+    return rank.isdigit() and service in model.topology.services
 
 
 _MOST_NAMED = 1000  # elastic replicas that a target may name

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.live import Live
 
 from analysis.errors import BadInput
+from scenarios.console import Number
 from scenarios.monitor.board import Board, render, svg_of, text_of
 from scenarios.monitor.run_source import Follower, Watched, chosen, info_of, services_of
 
@@ -24,13 +25,13 @@ _FRAMES_PER_S = 10.0
 @click.option(
     "--svg", type=click.Path(path_type=pathlib.Path), metavar="FILE", help="Write the last board as a picture."
 )
-@click.option("--at", "at_s", type=click.FloatRange(min=0), metavar="SECONDS", help="A run: show it as of that time.")
+@click.option("--at", "at_s", type=Number(min=0), metavar="SECONDS", help="A run: show it as of that time.")
 @click.option(
-    "--speed", type=click.FloatRange(0.1, 10_000), default=20.0, show_default=True, metavar="FACTOR",
+    "--speed", type=Number(0.1, 10_000), default=20.0, show_default=True, metavar="FACTOR",
     help="A run that is over, on a terminal: how much faster than it was.",
 )  # fmt: skip
 @click.option(
-    "--every", "every_s", type=click.FloatRange(0.1, 3600), default=2.0, show_default=True, metavar="SECONDS",
+    "--every", "every_s", type=Number(0.1, 3600), default=2.0, show_default=True, metavar="SECONDS",
     help="A live run or a URL: how often to look.",
 )  # fmt: skip
 @click.option("--once", is_flag=True, help="Look once, print, and end.")

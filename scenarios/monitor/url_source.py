@@ -160,6 +160,7 @@ def checked(url: str) -> str:
         good = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
     except ValueError:
         good = False
+    good = good and url.isprintable() and " " not in url  # nothing else goes into the line of a request
     if not good or parts.query or parts.fragment or parts.username is not None:
         raise BadInput(f"{url}: no URL of a control API; as in http://127.0.0.1:8090/genrm/autoscaler")
     return url.rstrip("/")

@@ -188,6 +188,13 @@ def test_writing_is_all_or_nothing(tmp_path: pathlib.Path) -> None:
         write_atomic(tmp_path / "absent" / "x.json", "{}")
     write_atomic(tmp_path / "x.json", "{}")
     assert [path.name for path in tmp_path.iterdir()] == ["x.json"]
+    for what in (tmp_path, pathlib.Path(""), tmp_path / ".."):
+        with pytest.raises(BadInput, match="is a directory; name a file in it"):
+            write_atomic(what, "{}")
+    os.mkfifo(tmp_path / "pipe")  # stands for a device, which a file of its name would replace
+    with pytest.raises(BadInput, match="pipe: is no regular file; name another one"):
+        write_atomic(tmp_path / "pipe", "{}")
+    assert (tmp_path / "pipe").is_fifo()
 
 
 def test_the_writer_refuses_what_is_not_declared(tmp_path: pathlib.Path) -> None:

@@ -40,6 +40,7 @@ def test_it_needs_no_ray() -> None:
         (["--engine", "http://x:99999"], "give it as http://HOST:PORT"),
         (["--engine", "http://x:1/v1"], "give it as http://HOST:PORT"),
         (["--engine", "http://x:0"], "give it as http://HOST:PORT"),
+        (["--engine", "http://a b:1"], "give it as http://HOST:PORT"),
         (["--engine", "http://[::1"], "give it as http://HOST:PORT"),
         (["--engine", "http://me:secret@x:1"], "give it as http://HOST:PORT"),
     ],

@@ -171,3 +171,14 @@ def test_the_schema_accepts_the_catalog_and_refuses_what_the_models_refuse(comma
         assert not validator.is_valid({**yaml.safe_load(SMALL), key: value})
     step = {"at_s": 1, "do": "latency", "target": {"link": {}}, "with": {"extra_ms": 3}, "for_s": 1}
     assert not validator.is_valid({**yaml.safe_load(SMALL), "steps": [step]})
+
+
+def test_the_openapi_document_is_written_whole_or_compared(tmp_path: pathlib.Path) -> None:
+    out = tmp_path / "openapi.json"
+    both = command("openapi", "--out", str(out), "--check", str(out))
+    assert (both.returncode, both.stderr) == (2, "error: give --out or --check, not both\n") and not out.exists()
+    assert command("openapi", "--out", str(out)).returncode == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["openapi.json"]
+    assert command("openapi", "--check", str(out)).returncode == 0
+    nowhere = command("openapi", "--out", "")
+    assert (nowhere.returncode, nowhere.stderr) == (2, "error: .: is a directory; name a file in it\n")

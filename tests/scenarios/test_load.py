@@ -100,6 +100,14 @@ BAD = [
     ("{link: {from: node-0, to: node-1}}", "busiest_replica", r"f.yaml:17: steps\[0\]: 'latency' befalls a link"),
     ("    target: {link: {from: node-0, to: node-1}}\n", "", r"f.yaml:17: steps\[0\]: 'latency' needs a target \(link\)"),
     ("do: note, with: {text: hello}", "do: sigkill, target: chat-9", r"f.yaml:22: steps\[1\].target: unknown target 'chat-9'"),
+    (
+        "do: note, with: {text: hello}", "do: sigterm, target: gateway-chat-0",
+        r"f.yaml:22: steps\[1\].target: 'gateway-chat-0' is no replica; sigterm befalls replicas alone",
+    ),
+    (
+        "do: note, with: {text: hello}", "do: sigkill, with: {part: scheduler}, target: gateway-chat-0",
+        r"f.yaml:22: .* is no replica; sigkill of the scheduler befalls replicas alone",
+    ),
     ("do: note, with: {text: hello}", "do: sigkill, target: chat-1, for_s: 2", r"f.yaml:22: .*it takes no 'for_s'"),
     ("do: note, with: {text: hello}", "do: sigkill, target: chat-1, must_hit: {inflight: {}}", r"f.yaml:22: .*'inflight'; did"),
     ("do: note, with: {text: hello}", "do: sigkill, target: chat-1, must_hit: {}", r"f.yaml:22: .*must_hit.*at least 1 item"),

@@ -396,12 +396,15 @@ def test_a_scenario_that_is_not_ours_tells_nothing(cycle: pathlib.Path) -> None:
         (["CYCLE", "--service", "chat"], "--service chat: .* has genrm"),
         (["CYCLE", "--svg", "/nowhere/a.svg"], "--svg /nowhere/a.svg: its folder does not exist"),
         (["CYCLE", "--svg", "EMPTY"], "is a directory"),
+        (["CYCLE", "--svg", ""], "is a directory"),
         (["CYCLE", "--token-file", "x"], "--token-file goes with a URL"),
         (["http://127.0.0.1:9", "--at", "3"], "--at goes with a run"),
         (["http://127.0.0.1:9"], "/status: .*refused"),
         (["ftp://127.0.0.1"], "no URL of a control API"),
         (["http://me:secret@127.0.0.1"], "no URL of a control API"),
         (["http://127.0.0.1:99999"], "no URL of a control API"),
+        (["http://127.0.0.1:9/a\nb"], "no URL of a control API"),
+        (["http://127.0.0.1:9/a b"], "no URL of a control API"),
         (["http://127.0.0.1:9", "--token-file", "EMPTY"], "Is a directory"),
     ],
 )
@@ -412,6 +415,12 @@ def test_bad_input_is_one_message(arguments: list[str], says: str, cycle: pathli
     result = monitor(*(places.get(word, word) for word in arguments))
     assert isinstance(result.exception, BadInput)  # one line and exit code 2: scenarios.__main__.main
     assert re.search(says, str(result.exception)), result.exception
+
+
+@pytest.mark.parametrize("option", ["--at", "--speed", "--every"])
+def test_nan_is_no_number(option: str, cycle: pathlib.Path) -> None:
+    result = monitor(str(cycle), option, "nan")
+    assert result.exit_code == 2 and f"Invalid value for '{option}': 'nan' is no number" in result.output
 
 
 def test_a_server_that_is_no_control_api(canned: Canned) -> None:
