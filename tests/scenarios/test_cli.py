@@ -173,7 +173,7 @@ def test_the_schema_accepts_the_catalog_and_refuses_what_the_models_refuse(comma
     assert not validator.is_valid({**yaml.safe_load(SMALL), "steps": [step]})
 
 
-def test_the_openapi_document_is_written_whole_or_compared(tmp_path: pathlib.Path) -> None:
+def test_the_openapi_document_is_written_whole_or_compared(command: Command, tmp_path: pathlib.Path) -> None:
     out = tmp_path / "openapi.json"
     both = command("openapi", "--out", str(out), "--check", str(out))
     assert (both.returncode, both.stderr) == (2, "error: give --out or --check, not both\n") and not out.exists()
