@@ -69,6 +69,7 @@ def test_the_owner_of_an_engine_is_killed(tmp_path: pathlib.Path, temporary: str
     assert _result_of(verdict, "nothing_lost") == "pass"
 
 
+@pytest.mark.long
 def test_a_component_is_killed(tmp_path: pathlib.Path, temporary: str) -> None:
     """Nobody knows of what it died: that counts as its own crash, never as nothing."""
     with command(tmp_path, temporary, *EMULATED, text=QUIET) as run:
@@ -90,6 +91,7 @@ def test_the_registry_is_killed(tmp_path: pathlib.Path, temporary: str) -> None:
     assert verdict.result == "inconclusive"
 
 
+@pytest.mark.long
 def test_the_terminal_is_closed(tmp_path: pathlib.Path, temporary: str) -> None:
     """As Ctrl-C."""
     with command(tmp_path, temporary, *EMULATED, text=QUIET) as run:
@@ -107,6 +109,7 @@ os.execv(sys.executable, [sys.executable, *sys.argv[2:]])
 """
 
 
+@pytest.mark.long
 @pytest.mark.skipif(os.geteuid() != 0 or shutil.which("unshare") is None, reason="mounts need root and unshare")
 def test_shared_memory_is_too_small(tmp_path: pathlib.Path, temporary: str) -> None:
     """Ray cannot have its object store: one message, exit code 2, or a run that does without."""
@@ -136,6 +139,7 @@ def small_disk(temporary: str) -> Iterator[str]:
         subprocess.run(["umount", "-l", temporary], check=True)
 
 
+@pytest.mark.long
 def test_the_disk_is_full_in_the_middle(tmp_path: pathlib.Path, small_disk: str) -> None:
     """Events are lost, so that nothing can be said: neither that it failed nor that it passed."""
     with command(tmp_path, small_disk, *EMULATED, text=QUIET) as run:

@@ -58,6 +58,7 @@ def test_each_turn_is_of_the_version_on_its_lease(tmp_path: pathlib.Path, engine
         assert sum(path.endswith(".safetensors") for path in written) >= 3
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["gate_poison", "affinity_storm", "publish_many_entrypoints"])
 def test_the_others_pass_too(tmp_path: pathlib.Path, name: str) -> None:
     run_of(name, "emulated", tmp_path / "run")
