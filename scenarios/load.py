@@ -15,6 +15,7 @@ from pydantic import ValidationError
 
 from analysis.acceptance import parse_criterion
 from analysis.errors import BadInput
+from protocol.serving.settlement import RejectionPattern
 from scenarios.faults import CancelParams, LookParams, PublishParams, ReconcileParams, ScaleParams, SyncWeightsParams
 from scenarios.fields import did_you_mean
 from scenarios.schema import ScenarioModel, WorkloadModel
@@ -234,6 +235,14 @@ def _check(scenario: Scenario, places: _Places) -> None:
         at: tuple[str | int, ...] = ("topology", "services", name)
         for component, target in service.components.items():
             load_class(target, places.name((*at, "components", component)))
+        publishing = service.publishing
+        for key in ("entrypoint", "session_server") if publishing is not None else ():
+            if (front := getattr(publishing, key)) is not None:
+                try:
+                    RejectionPattern(front)
+                except ValueError as error:
+                    said = str(error).removeprefix("entrypoint.")
+                    raise BadInput(f"{places.name((*at, 'publishing', key))}: {said}") from error
         if service.initial_replicas < service.gateways:
             raise BadInput(
                 f"{places.name((*at, 'gateways'))}: {service.gateways} gateways for {service.initial_replicas} "

@@ -445,7 +445,7 @@ class ActorLoop(RefusedLoop):
         self._ready.clear()
 
     def _check_closed(self) -> None:
-        if self._closed:
+        if self._closed and not self.dead:  # of a run that is over, what the collector finds later schedules nothing
             raise RuntimeError("Event loop is closed")
 
     async def shutdown_asyncgens(self) -> None:

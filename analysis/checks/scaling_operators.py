@@ -192,10 +192,15 @@ def _numbers(answered: Event) -> tuple[object, object]:
     return answered.data["current"], answered.data["ready"]
 
 
+def _askers(asked: Event) -> tuple[str, ...]:
+    return (asked.actor, *((asked.cause.partition("/")[0],) if asked.cause else ()))
+
+
 class OperationsEnd(Check):
     """Every operation that was admitted is terminal by the end, and a terminal state is never changed.
 
-    The cleanup flag may drop from true to false; it never rises (scaling.md 1.5, 2.3).
+    The cleanup flag may drop from true to false; it never rises (scaling.md 1.5, 2.3). Where whoever asked
+    for an operation was killed, nobody hears of its end: then it has ended if its service recorded that.
     """
 
     name = "operations_end"
@@ -206,16 +211,39 @@ class OperationsEnd(Check):
         super().__init__(ledger)
         self._operators = Operators()
         self._bounded: dict[str, None] = {}  # services whose API keeps few operations (memory_is_bounded)
+        self._ended: dict[str, None] = {}  # operations that have ended, and were not asked for since
+        self._askers: dict[str, tuple[str, ...]] = {}  # operation -> who asked for it last, and through whom
+        self._died: dict[str, None] = {}  # before the take-down
+        self._taken_down = False
 
     def handlers(self) -> dict[str, Handler]:
         return {
             "scale.bounds": self._on_bounds,
-            "scale.asked": self._operators.on_asked,
+            "scale.asked": self._on_asked,
+            "scale.terminal": self._on_terminal,
+            "scale.snapshot": self._on_snapshot,
+            "actor.died": self._on_died,
             "scale.answered": self._on_answered,
         }
 
     def _on_bounds(self, event: Event) -> None:
         self._bounded[event.data["service"]] = None
+
+    def _on_asked(self, event: Event) -> None:
+        if event.data["operation"]:
+            self._ended.pop(event.data["operation"], None)
+            self._askers[event.data["operation"]] = _askers(event)
+        self._operators.on_asked(event)
+
+    def _on_terminal(self, event: Event) -> None:
+        self._ended[event.data["operation"]] = None
+
+    def _on_snapshot(self, event: Event) -> None:
+        self._taken_down = self._taken_down or event.data["when"] == "final"
+
+    def _on_died(self, event: Event) -> None:
+        if not self._taken_down:
+            self._died[event.actor] = None
 
     def _on_answered(self, event: Event) -> None:
         asked = self._operators.asked.get(event.data["ask"])
@@ -234,12 +262,15 @@ class OperationsEnd(Check):
             pass  # it may be forgotten
         elif asked is not None and before is not None and event.data["status"] == 404:
             self.violation(f"{before.id} was admitted and is not known any more", before.admitted_seq, event.seq)
+        if asked is not None and event.data["operation"]:
+            self._askers.setdefault(event.data["operation"], _askers(asked))
         self._operators.on_answered(event)
 
     def conclude(self) -> None:
         for seen in self._operators.operations.values():
             self.judged += 1
-            if seen.terminal:
+            died = any(name in self._died for name in self._askers.get(seen.id, ()))
+            if seen.terminal or (died and seen.id in self._ended):
                 continue
             text = f"{seen.id} was admitted and is {seen.state} where the evidence ends"
             if self.ledger.finished is None:

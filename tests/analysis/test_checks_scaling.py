@@ -378,6 +378,32 @@ def test_an_operation_that_is_not_known_any_more() -> None:
     assert h.end().judged("operations_end").result == "fail"
 
 
+@pytest.mark.parametrize(
+    ("died", "ended", "asked_again", "expected"),
+    [
+        (True, True, False, "pass"),
+        (True, False, False, "fail"),
+        (True, True, True, "fail"),
+        (False, True, False, "fail"),  # whoever asked for it has forgotten it
+    ],
+)
+def test_nobody_hears_of_an_end_whose_asker_was_killed(
+    died: bool, ended: bool, asked_again: bool, expected: str
+) -> None:
+    h = Scaled()
+    h.submitted("a")
+    h.status("a", "CONNECTING")
+    if died:
+        h("actor.died", at="driver/0", reason="killed")
+    if ended:
+        h("scale.terminal", operation="a", state="ACTIVE", at="manager/0")
+    if asked_again:
+        h.status("a", "CONNECTING")
+    h.snapshot("final")
+    h("actor.died", at="driver/0", reason="killed")  # the take-down
+    assert h.end().judged("operations_end").result == expected
+
+
 def test_evidence_without_an_end_leaves_an_operation_open() -> None:
     h = Scaled()
     h.submitted("a")

@@ -295,3 +295,16 @@ def test_every_fault_says_all_that_is_to_be_said() -> None:
     assert len({fault.colour for fault in CATALOG}) == len(CATALOG)
     for fault in CATALOG:
         assert fault.__doc__ and set(fault.must_hit) <= set(MEETS) and fault.worlds
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ("{engine: vllm}", "engine: no rejection pattern of 'vllm'; add it to entrypoint.rejections, or"),
+        ('{engine: y, rejections: {y: "("}}', r"rejections\['y'\]: no regular expression"),
+    ],
+)
+def test_an_engine_whose_refusals_nobody_knows(change: str, says: str) -> None:
+    for key in ("entrypoint", "session_server"):
+        with pytest.raises(BadInput, match=rf"topology.services.policy.publishing.{key}: {says}"):
+            load("publish_live_agents", [f"topology.services.policy.publishing.{key}={change}"])

@@ -30,6 +30,14 @@ def finish(kernel: Kernel, *tasks: asyncio.Task[Any]) -> None:
     kernel.run(lambda: all(task.done() for task in tasks))
 
 
+def test_what_is_found_after_the_end_of_a_run_schedules_nothing() -> None:
+    kernel = Kernel()
+    left = kernel.new_loop("a").create_future()
+    left.add_done_callback(lambda _: pytest.fail("nobody is left to run it"))
+    kernel.close()
+    left.cancel()  # as the collector does, closing a coroutine that waits; an error here is printed as a traceback
+
+
 class TestTime:
     def test_sleeps_take_exactly_their_time(self) -> None:
         async def main() -> list[int]:
