@@ -39,7 +39,6 @@ from tests.bench.router_load import (
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 PAGE = ROOT / "docs" / "router_peer.md"
 VERSION = "0.3.2"
-DEFAULT_PYTHON = "/work/router-venv/bin/python"
 BY_HAND = "## What it says"
 REMEDY = f"""\
 sglang-router {VERSION} is not installed. Make an environment for it, outside this repository, and name its interpreter:
@@ -119,7 +118,7 @@ def page(
     head = f"""\
 # Beside sglang-router
 
-Made by `{command}`; all above "What it says" is written by it. {versions}, {os.cpu_count()} cores;
+Made by `{command}`; which says how to install the router; all above "What it says" is written by it. {versions}, {os.cpu_count()} cores;
 load of the machine {loads[0]:.1f} at the start and {loads[1]:.1f} at the end, other work included. Median of {repeats}
 runs, lowest and highest in brackets. A time that had not come when the load ended is "not seen".
 
@@ -150,7 +149,7 @@ def router_python() -> str:
     Raises:
         click.UsageError: there is none with the right version.
     """
-    python = os.environ.get("SEATRIAL_ROUTER_PYTHON", DEFAULT_PYTHON)
+    python = os.environ.get("SEATRIAL_ROUTER_PYTHON", "")
     code = "import sglang_router; from importlib.metadata import version; print(version('sglang-router'))"
     try:
         done = subprocess.run([python, "-c", code], capture_output=True, text=True, timeout=60, check=False)
