@@ -118,7 +118,8 @@ def page(
     head = f"""\
 # Beside sglang-router
 
-Made by `{command}`; which says how to install the router; all above "What it says" is written by it. {versions}, {os.cpu_count()} cores;
+Made by `{command}`; which says how to install the router; all above "What it says" is written
+by it. {versions}, {os.cpu_count()} cores;
 load of the machine {loads[0]:.1f} at the start and {loads[1]:.1f} at the end, other work included. Median of {repeats}
 runs, lowest and highest in brackets. A time that had not come when the load ended is "not seen".
 
