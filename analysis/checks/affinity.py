@@ -79,12 +79,14 @@ class OneBackendASession(Check):
 class AbortedIsNotCompleted(Check):
     """What comes back while an entrypoint aborts is no complete turn, whatever the engine says of it (3.1).
 
-    An entrypoint aborts from the native pause that flagged it to the continue that takes the flag away. Kills: a
-    response received after the abort and counted as completed (C-12).
+    An entrypoint aborts from the native pause that flagged it to the continue that takes the flag away. And what is
+    answered as aborted without any run of it came from an entrypoint that had been told to abort: else an unknown
+    outcome is taken for an end. Kills: a response received after the abort and counted as completed (C-12), and lost
+    answers told as aborted turns.
     """
 
     name = "aborted_is_not_completed"
-    expected = "0 turns that ended at the engine meanwhile and were answered as complete"
+    expected = "what ends under an abort is answered as aborted, and nothing else is"
     needs = ("publication.asked",)
     joins_at = ("publication.asked",)
 
@@ -95,6 +97,7 @@ class AbortedIsNotCompleted(Check):
         self._flagging: dict[int, tuple[str, bool]] = {}
         self._since: dict[str, Event] = {}  # entrypoint -> flagged
         self._ended: dict[str, tuple[Event, Event]] = {}  # open turn -> flag, end at the engine
+        self._told: dict[str, None] = {}  # entrypoints that were told to abort at some time
 
     def handlers(self) -> dict[str, Handler]:
         return {
@@ -114,7 +117,9 @@ class AbortedIsNotCompleted(Check):
         elif method == "set_aborting":
             pausing = self._pausing.get(event.actor, False)
             self._flagging[data["call"]] = (data["target"], pausing)
-            if not pausing:
+            if pausing:
+                self._told[data["target"]] = None
+            else:
                 self._since.pop(data["target"], None)
 
     def _on_done(self, event: Event) -> None:
@@ -134,6 +139,8 @@ class AbortedIsNotCompleted(Check):
     def _on_turn(self, event: Event) -> None:
         found = self._ended.get(event.data["request"])
         if found is None:
+            if event.data["finish_reason"] == "abort":
+                self._on_aborted(event)
             return
         self.judged += 1
         if event.data["finish_reason"] != "abort":
@@ -146,12 +153,26 @@ class AbortedIsNotCompleted(Check):
                 event.seq,
             )
 
+    def _on_aborted(self, event: Event) -> None:
+        """Judge an answer *aborted* of a turn that is not known to have ended under a flag."""
+        request = self.ledger.requests.get(event.data["request"])
+        if request is None or request.aborted:
+            return  # its engine ended it so
+        self.judged += 1
+        if event.data["entrypoint"] not in self._told:
+            self.violation(
+                f"turn {event.data['request']} was answered as aborted; no engine had ended it so, and nobody had told "
+                f"{event.data['entrypoint']} to abort",
+                request.sent_seq,
+                event.seq,
+            )
+
     def _on_over(self, event: Event) -> None:
         if self._ended:
             self._ended.pop(event.data["request"], None)
 
     def observed(self) -> str:
-        return f"{self.judged} turns ended under an abort, {self.violations} answered as complete"
+        return f"{self.judged} turns ended under an abort, {self.violations} answered otherwise than they ended"
 
 
 class RouterEmptyAtTheEnd(Check):

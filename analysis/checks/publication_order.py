@@ -17,6 +17,8 @@ class _Cycle:
         """The gates that an installation was sent to, first of all the first."""
         self.resuming = 0
         """Calls of resume_requests that are under way."""
+        self.updated: dict[str, None] = {}
+        """Gates whose replicas were sent the update, until somebody takes entrypoints out: none may be left out."""
         self.left_out: dict[str, Event] = {}
         """Gates without an installation when others went on: to what. They must stay as they are in this call."""
 
@@ -25,8 +27,10 @@ class PublicationOrder(Check):
     """Every seal before any drain, drain before update, update before install, install before continue, then reopen.
 
     Over all entrypoints of a service, at each of its publications (C-I1). An entrypoint may be left out of a resumption
-    as a whole: nothing is installed there then, and its gate stays closed, until that call has ended. The gates that
-    are opened are over replicas that serve one version, and none of these is paused (G-I6, W-I1).
+    as a whole: nothing is installed there then, and its gate stays closed, until that call has ended. Only one that was
+    sent no update may be, whose replica has died, or after the publisher had the controller take out those that the
+    update did not get into: else the sets of prepare and resume differ (C-I2). The gates that are opened are over
+    replicas that serve one version, and none of these is paused (G-I6, W-I1).
     """
 
     name = "publication_order"
@@ -67,6 +71,10 @@ class PublicationOrder(Check):
 
     def _on_died(self, event: Event) -> None:
         self._paused.pop(event.actor, None)
+        place = self._fleet.by_replica.get(event.actor)
+        cycle = None if place is None else self._cycles.get(place.service)
+        if place is not None and cycle is not None:
+            cycle.updated.pop(place.gate, None)
 
     def _on_sent(self, event: Event) -> None:
         place = self._calls.sent(event)
@@ -76,8 +84,8 @@ class PublicationOrder(Check):
                 self._fleet.sent_turn(event)
             elif method in UPDATES or method == CONTINUE:
                 self._on_backend(event, method)
-            elif method == "resume_requests":
-                self._on_resume(event)
+            elif method in ("prepare_pause", "fence", "resume_requests"):
+                self._on_controller(event, method)
             return
         cycle = self._cycles.get(place.service)
         if method == "seal":
@@ -100,14 +108,19 @@ class PublicationOrder(Check):
             if method in UPDATES:
                 self.violation(f"{event.actor} sent an update to {place.replica} with every gate open", event.seq)
         elif method in UPDATES:
+            cycle.updated[place.gate] = None
             self._after(event, place, cycle, "drain")
         else:
             self._installed(event, place, cycle)
 
-    def _on_resume(self, event: Event) -> None:
+    def _on_controller(self, event: Event, method: str) -> None:
         deployed = self._fleet.controllers.get(event.data["target"])
         cycle = None if deployed is None else self._cycles.get(deployed.data["service"])
-        if cycle is not None:
+        if cycle is None:
+            return
+        if method != "resume_requests":
+            cycle.updated = {}
+        else:
             cycle.left_out = {}
             cycle.resuming += 1
             self._resuming[event.data["call"]] = cycle
@@ -149,7 +162,7 @@ class PublicationOrder(Check):
         for one in self._fleet.services[place.service]:
             if one.gate in installed:
                 continue
-            if one.gate == place.gate or one.gate in cycle.installs:
+            if one.gate == place.gate or one.gate in cycle.installs or one.gate in cycle.updated:
                 self._too_early(event, place, one.gate, "install_version", installed)
                 return
             cycle.left_out.setdefault(one.gate, event)

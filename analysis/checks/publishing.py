@@ -26,10 +26,12 @@ class TurnOfOneVersion(Check):
 
     def __init__(self, ledger: Ledger) -> None:
         super().__init__(ledger)
+        self._fleet = Fleet()
         self._runs: dict[str, list[Event]] = {}  # open turn -> engines' runs of it
 
     def handlers(self) -> dict[str, Handler]:
         return {
+            "publishing.deployed": self._fleet.deployed,
             "turn.sent": self._on_sent,
             "engine.finished": self._on_finished,
             "turn.done": self._on_turn,
@@ -47,8 +49,15 @@ class TurnOfOneVersion(Check):
     def _on_turn(self, event: Event) -> None:
         data = event.data
         runs = self._runs.get(data["request"])
-        if data["model_step"] < 0 or runs is None:
-            return  # no gate, no stamp; or one that was sent before anything was published
+        if runs is None:
+            return  # sent before anything was published
+        if data["model_step"] < 0:
+            place = self._fleet.by_entrypoint.get(data["entrypoint"])
+            if place is not None and place.gate:
+                self.judged += 1
+                text = f"turn {data['request']} came through {place.gate}, and its answer is stamped with no version"
+                self.violation(text, event.seq)
+            return  # no gate, no stamp
         if not runs and data["finish_reason"] == "abort":
             return  # answered as aborted before it went to any engine
         if not runs:

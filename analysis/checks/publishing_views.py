@@ -46,7 +46,10 @@ class Fleet:
         self.controllers[event.data["controller"]] = event
 
     def started(self, event: Event) -> None:
-        """An engine process began: one that replaces another serves nobody yet, and may be given its weights."""
+        """An engine process began: one that replaces another serves nobody yet, and may be given its weights.
+
+        Those that were there when the service was deployed had started before that, and replace nobody.
+        """
         if event.actor in self.by_replica:
             self._fresh[event.actor, event.inc] = None
 

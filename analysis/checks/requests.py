@@ -110,7 +110,7 @@ class AnswerIsTheEngines(Check):
 
     def __init__(self, ledger: Ledger) -> None:
         super().__init__(ledger)
-        self._over_http: dict[str, None] = {}
+        self._untold: dict[str, None] = {}  # open requests over HTTP in a form of answer that names no version
         self._aborted: dict[str, None] = {}  # open turns that an entrypoint may have ended before it sent them
 
     def handlers(self) -> dict[str, Handler]:
@@ -122,17 +122,20 @@ class AnswerIsTheEngines(Check):
 
     def _on_http(self, event: Event) -> None:
         # Anthropic's answers and streamed ones name no version; where one is named it is compared all the same.
-        self._over_http[event.data["request"]] = None
+        if event.data["stream"] or event.data["format"] != "openai":
+            self._untold[event.data["request"]] = None
 
     def _on_done(self, event: Event) -> None:
         data = event.data
-        untold = self._over_http.pop(data["request"], self) is None and not data["version"]
+        untold = self._untold.pop(data["request"], self) is None and not data["version"]
         unsent = bool(self._aborted) and self._aborted.pop(data["request"], self) is None and not data["replica"]
-        if data["outcome"] != "done" or (unsent and not data["completion_tokens"]):
-            return  # aborted before it went to any engine, which the answer says
+        if data["outcome"] != "done":
+            return
         request = self.ledger.requests.get(data["request"])
         if request is None:
             return  # nothing_lost says so
+        if unsent and not data["completion_tokens"] and not request.runs:
+            return  # aborted before it went to any engine, which the answer says
         if self.ledger.started is not None and self.ledger.started.data["world"] == "imported":
             return  # the engines' side of a run of others is not on record
         self.judged += 1

@@ -27,10 +27,10 @@ class Published(History):
 
     def call(
         self, target: str, method: str, *, outcome: str = "done", error: str = "", took_ms: int = 1,
-        at: str = "controller-s/0",
+        at: str = "controller-s/0", target_inc: int = 0,
     ) -> None:  # fmt: skip
         number = next(self._calls)
-        sent = self("call.sent", at=at, call=number, target=target, method=method)
+        sent = self("call.sent", at=at, call=number, target=target, target_inc=target_inc, method=method)
         self("call.done", at=at, call=number, outcome=outcome, error=error, ms=sent.t_ns // 10**6 + took_ms)
 
     def gates(self, method: str) -> None:
@@ -51,7 +51,9 @@ class Published(History):
             else:
                 self.gates(stage)
 
-    def turn(self, request: str, step: int, *, ran: str | None = "s-0/0", version: str = "") -> None:
+    def turn(
+        self, request: str, step: int, *, ran: str | None = "s-0/0", version: str = "", finish_reason: str = "length"
+    ) -> None:
         """A turn from its request to its answer, stamped with a step."""
         self("turn.sent", request=request, session="x", service="s")
         self.sent(request)
@@ -59,7 +61,7 @@ class Published(History):
             self.accepted(request, at=ran)
             self.finished(request, at=ran, version=version or str(step))
         self("turn.done", request=request, session="x", model_step=step, entrypoint="entrypoint-s-0",
-             finish_reason="length")  # fmt: skip
+             finish_reason=finish_reason)  # fmt: skip
         self("request.done", request=request, outcome="done", status=200)
 
 
@@ -92,6 +94,50 @@ def test_the_order_of_a_publication(stages: tuple[str, ...], expected: str) -> N
     h = Published()
     h.cycle(*stages)
     assert h.end().judged("publication_order").result == expected
+
+
+@pytest.mark.parametrize(
+    ("why", "expected"), [("nothing", "fail"), ("fenced", "pass"), ("died", "pass"), ("not updated", "pass")]
+)
+def test_an_entrypoint_left_out_of_a_resumption(why: str, expected: str) -> None:
+    h = Published()
+    h.cycle("seal", "drain")
+    for number in range(1 if why == "not updated" else 2):
+        h.call(f"s-{number}", UPDATE, at="admin/0")
+    if why == "fenced":
+        h.call("controller-s", "fence", at="publisher/0")
+    elif why == "died":
+        h("actor.died", at="s-1/0", reason="killed")
+    h.call("gate-s-0", "install_version")
+    h.call("s-0", CONTINUE, at="admin/0")
+    h.call("gate-s-0", "reopen")
+    assert h.end().judged("publication_order").result == expected
+
+
+def test_an_update_of_a_process_that_replaces_another() -> None:
+    for served, expected in ((False, "inconclusive"), (True, "fail")):
+        h = Published()
+        h("engine.started", at="s-1/1")
+        if served:
+            h.call("s-1", "/generate", at="entrypoint-s-1/0", target_inc=1)
+        h.call("s-1", UPDATE, at="recovery/0", target_inc=1)
+        assert h.end().judged("publication_order").result == expected
+
+
+def test_a_stamp_without_a_version_behind_a_gate() -> None:
+    h = Published()
+    h.turn("r1", -1, version="1")
+    assert h.end().judged("turn_of_one_version").result == "fail"
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_a_turn_answered_as_aborted_that_no_engine_ran(told: bool) -> None:
+    h = Published()
+    if told:
+        h.call("controller-s", "pause_generation", at="publisher/0")
+        h.call("entrypoint-s-0", "set_aborting")
+    h.turn("r1", 1, ran=None, finish_reason="abort")
+    assert h.end().judged("aborted_is_not_completed").result == ("pass" if told else "fail")
 
 
 def test_an_update_under_a_lease() -> None:

@@ -156,6 +156,32 @@ def test_an_answer_without_a_replica_name_is_judged_by_any_engine() -> None:
     assert h.end().judged("answer_is_the_engines").result == "pass"
 
 
+@pytest.mark.parametrize(
+    ("form", "stream", "expected"),
+    [("openai", False, "fail"), ("openai", True, "pass"), ("anthropic", False, "pass"), ("anthropic", True, "pass")],
+)
+def test_only_forms_of_answers_without_a_version_may_name_none(form: str, stream: bool, expected: str) -> None:
+    h = history()
+    h("http.sent", request="r1", session="x", format=form, stream=stream)
+    h.sent("r1")
+    h.accepted("r1")
+    h.finished("r1")
+    h.done("r1", at_engine="/0", version="")
+    assert h.end().judged("answer_is_the_engines").result == expected
+
+
+@pytest.mark.parametrize("accepted", [True, False])
+def test_an_abort_before_any_engine_had_the_turn(accepted: bool) -> None:
+    h = history()
+    h.served("r0")
+    h.sent("r1")
+    if accepted:
+        h.accepted("r1")
+    h("turn.done", request="r1", session="x", finish_reason="abort", entrypoint="entrypoint-0")
+    h.done("r1", at_engine="/0", tokens=0, version="")
+    assert h.end().judged("answer_is_the_engines").result == ("fail" if accepted else "pass")
+
+
 def test_an_answer_survives_the_death_of_its_engine() -> None:
     h = history()
     h.sent("r1")

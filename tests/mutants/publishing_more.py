@@ -7,9 +7,10 @@ from collections.abc import Callable
 from typing import Any
 
 from protocol.config import GateConfig
-from protocol.errors import SeatrialError
+from protocol.errors import NetworkError, SeatrialError
 from protocol.messages import GenerateRequest, GenerateResult
 from protocol.ports import backend, data_call
+from protocol.serving.admin import AdminResult
 from protocol.serving.affinity import SessionAffinityRouter
 from protocol.serving.barrier import BarrierView
 from protocol.serving.controller import RolloutController
@@ -83,6 +84,16 @@ class CountsAbortedAsCompleted(Entrypoint):
         )
 
 
+class TellsFailedAsAborted(Entrypoint):
+    """Answers a turn that never got to its engine as aborted, as if somebody had asked for that."""
+
+    async def _forward(self, request: GenerateRequest) -> GenerateResult:
+        try:
+            return await super()._forward(request)
+        except NetworkError:
+            return GenerateResult(request.request_id, "abort", request.prompt_tokens, 0)
+
+
 # --- gates ---
 
 
@@ -138,6 +149,20 @@ class DropsItsBarrier(RolloutController):
             raise
 
 
+class ForgetsOneAtResume(RolloutController):
+    """Installs, continues and reopens everywhere but at the last entrypoint, which it had sealed and updated."""
+
+    async def _gates(self, members: Any, stage: str, method: str, *further: Any) -> None:
+        if method in ("install_version", "reopen"):
+            members = members[:-1]
+        await super()._gates(members, stage, method, *further)
+
+    async def _post(self, topology: Any, stage: str, route: str, *further: Any) -> tuple[AdminResult, ...]:
+        if route == "/continue_generation":
+            topology = dict(list(topology.items())[:-1])
+        return await super()._post(topology, stage, route, *further)
+
+
 class PausesInTheBarrier(RolloutController):
     """Pauses natively whoever asks, also in a barrier."""
 
@@ -177,10 +202,18 @@ MUTANTS = (
     _gate("granted after the seal", "G-16", WakesAndGrants, "publish_busy", "no_update_under_lease"),
     _gate("one lane for all", "C-10", OneLane, "many_wait", "occurs"),
     _controller("barrier dropped on failure", "C-6", DropsItsBarrier, "native_pause_after_failure", "occurs"),
+    _controller("one forgotten at the resumption", "C-I2", ForgetsOneAtResume, "publish", "publication_order"),
     _controller("native pause in a barrier", "C-8", PausesInTheBarrier, "native_pause", "occurs"),
     _controller("health goes on in a barrier", "C-9", LetsHealthGoOn, "slow_load", "occurs"),
     _of("entrypoint", Entrypoint)(
         "aborted counted as completed", "C-12", CountsAbortedAsCompleted, "native_abort", "aborted_is_not_completed"
+    ),
+    _of("entrypoint", Entrypoint)(
+        "failed told as aborted",
+        "DESIGN outcomes",
+        TellsFailedAsAborted,
+        "failed_before_abort",
+        "aborted_is_not_completed",
     ),
     _of("affinity", SessionAffinityRouter)(
         "router on the trainer's thread", "A-9", WaitsForTheTrainer, "sessions_quick", "latency_p99"

@@ -155,6 +155,26 @@ WEIGHT_SCENARIOS: dict[str, str] = {
         agents="sessions: 24, turns: 4, think_s: 0.2",
         output="uniform: {low: 60, high: 100}",
     ),
+    "failed_before_abort": _scenario(
+        "failed_before_abort",
+        "A turn does not get to its engine; later on a native pause aborts others.",
+        publishing="{entrypoint: {connect_timeout_s: 0.3}}",
+        components="{publisher: 'tests.mutants.publishing_more:PausesInBetween'}",
+        steps="""
+- at_s: 0.3
+  do: connect_timeout
+  target: {link: {from: entrypoint-policy-0, to: policy-0}}
+  with: {method: /generate, count: 1}
+- at_s: 1.2
+  do: connect_timeout
+  target: {link: {from: controller-policy, to: policy-1}}
+  with: {method: /pause_generation, count: 3}
+- {at_s: 1.5, do: publish, with: {model_step: 1}}
+""",
+        acceptance=_done(2),
+        agents="sessions: 24, turns: 4, think_s: 0.2",
+        output="uniform: {low: 60, high: 100}",
+    ),
     "native_pause_after_failure": _scenario(
         "native_pause_after_failure",
         "After a failed preparation a native pause is asked for, and is refused: the barrier is still there.",
