@@ -13,6 +13,7 @@ from protocol.errors import ActorDied, NoSuchActor, Outcome, SeatrialError
 from protocol.evidence import observer
 from protocol.messages import GenerateRequest, GenerateResult, message
 from protocol.ports import ActorHandle, backend
+from protocol.serving.judge import JudgeReply
 from scenarios.schema import WorkloadModel
 from scenarios.workloads.arrival import Arrival
 from scenarios.workloads.source import closed_loop, open_loop
@@ -211,18 +212,7 @@ class LoadClient:
             record_failure(emit, name, Outcome.UNKNOWN.value, 0, "GaveUp", 0)
             return False
         else:
-            emit(
-                "request.done",
-                request=name,
-                outcome="done",
-                status=200,
-                error="",
-                completion_tokens=result.completion_tokens,
-                version=result.weight_version,
-                replica=result.engine,
-                replica_inc=result.engine_incarnation,
-                attempts=result.attempts,
-            )
+            record_answer(emit, name, result)
             self._answered += 1
             return True
         finally:
@@ -239,6 +229,22 @@ class LoadClient:
             raise error from None
         result: GenerateResult = await self._gateways[turn].generate(request)
         return result
+
+
+def record_answer(emit: Callable[..., None], request: str, answer: GenerateResult | JudgeReply) -> None:
+    """``request.done`` of a request that was answered."""
+    emit(
+        "request.done",
+        request=request,
+        outcome="done",
+        status=200,
+        error="",
+        completion_tokens=answer.completion_tokens,
+        version=answer.weight_version,
+        replica=answer.engine,
+        replica_inc=answer.engine_incarnation,
+        attempts=answer.attempts,
+    )
 
 
 def record_failure(

@@ -16,7 +16,7 @@ from protocol.errors import SeatrialError
 from protocol.evidence import observer
 from protocol.ports import ActorHandle, backend
 from protocol.serving.judge import JudgeCall, JudgeReply
-from scenarios.client import ClientReport, record_failure
+from scenarios.client import ClientReport, record_answer, record_failure
 from scenarios.schema import JudgementsModel, WorkloadModel
 from scenarios.workloads.source import tokens
 
@@ -138,18 +138,7 @@ class JudgementClient:
             replica=reply.engine,
             replica_inc=reply.engine_incarnation,
         )
-        emit(
-            "request.done",
-            request=name,
-            outcome="done",
-            status=200,
-            error="",
-            completion_tokens=reply.completion_tokens,
-            version=reply.weight_version,
-            replica=reply.engine,
-            replica_inc=reply.engine_incarnation,
-            attempts=reply.attempts,
-        )
+        record_answer(emit, name, reply)
         self._answered += 1
 
 

@@ -17,7 +17,7 @@ from protocol.messages import EngineAddress, GenerateRequest, GenerateResult, We
 from protocol.ports import ActorHandle, backend
 from protocol.serving.admin import post_update_weights
 from protocol.training.checkpoint import load_manifest
-from scenarios.client import ClientReport, record_failure
+from scenarios.client import ClientReport, record_answer, record_failure
 from scenarios.schema import TrainingModel, WorkloadModel
 from scenarios.workloads.source import tokens
 
@@ -119,18 +119,7 @@ class TrainingClient:
         except TimeoutError:
             record_failure(emit, name, "unknown", 0, "GaveUp", 0)
             return False
-        emit(
-            "request.done",
-            request=name,
-            outcome="done",
-            status=200,
-            error="",
-            completion_tokens=result.completion_tokens,
-            version=result.weight_version,
-            replica=result.engine,
-            replica_inc=result.engine_incarnation,
-            attempts=result.attempts,
-        )
+        record_answer(emit, name, result)
         self._answered += 1
         return True
 

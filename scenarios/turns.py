@@ -9,7 +9,7 @@ from protocol.errors import SeatrialError
 from protocol.messages import GenerateRequest
 from protocol.ports import ActorHandle
 from protocol.serving.entrypoint import TurnResult
-from scenarios.client import record_failure
+from scenarios.client import record_answer, record_failure
 
 
 async def send_turn(
@@ -54,16 +54,5 @@ async def send_turn(
         entrypoint=answer.entrypoint,
         finish_reason=result.finish_reason,
     )
-    emit(
-        "request.done",
-        request=name,
-        outcome="done",
-        status=200,
-        error="",
-        completion_tokens=result.completion_tokens,
-        version=result.weight_version,
-        replica=result.engine,
-        replica_inc=result.engine_incarnation,
-        attempts=result.attempts,
-    )
+    record_answer(emit, name, result)
     return answer
