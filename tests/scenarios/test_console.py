@@ -87,7 +87,7 @@ def test_a_real_run_tells_once_where_its_control_apis_are(capsys: pytest.Capture
     stage = _Stage()
     with Shell(False).running_for_real("small") as watch:
         for stage.url in ("", "http://127.0.0.1:8090", "http://127.0.0.1:8090"):
-            watch(stage)  # type: ignore[arg-type]
+            watch(stage)  # type: ignore[arg-type]  # a stand-in of a stage
     where = "http://127.0.0.1:8090"
     assert capsys.readouterr().err == f"small: control APIs on {where}, described at {where}/openapi.json\n"
 

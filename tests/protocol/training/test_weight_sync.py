@@ -57,7 +57,7 @@ class Training:
 
 async def training(world: FakeBackend, transport: str, *, engines: int = 3, ranks: int = 2, **config: Any) -> Training:
     """FakeTrainer has two shards of 1,000 nominal bytes; buckets are of 400, so there are six."""
-    given = WeightSyncConfig(transport=transport, ranks=ranks, bucket_gb=400e-9, **config)  # type: ignore[arg-type]
+    given = WeightSyncConfig(transport=transport, ranks=ranks, bucket_gb=400e-9, **config)  # type: ignore[arg-type]  # keys by name
     meeting = await world.spawn(Rendezvous, name="rendezvous")
     handles = [
         await world.spawn(TrainingRank, given, ADMIN, number, FakeTrainer(), meeting, name=f"rank-{number}")
