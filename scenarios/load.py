@@ -151,6 +151,9 @@ def _explain(error: ValidationError, places: _Places) -> str:
     if kind == "unknown_key":
         key = str(first["ctx"]["key"]).strip("'")
         return f"{places.of((*path, key))}: {dotted((*path, key))}: unknown key{first['ctx']['fix']}"
+    if kind == "no_switch":
+        at = (*path, str(first["ctx"]["key"]).strip("'"))
+        return f"{places.of(at)}: {dotted(at)}: is no switch; write a number or a text, not true or false"
     if kind == "missing":
         missing = (*path, str(first["loc"][-1]))
         return f"{places.of(path)}: {dotted(missing)}: the key is missing; add it"
@@ -418,7 +421,9 @@ def process_names(model: ScenarioModel) -> list[str]:
             clients = [one.clients for one in model.workload if one.service == service]
             names += [f"agent-{service}-{share}" for share in range(max(clients, default=0))]
         if spec.scaling is not None:
-            names += [f"manager-{service}-0", f"scale-{service}-0"]
+            names += [f"scale-{service}-0"]
+            if spec.scaling.kind == "judge":  # the manager of rollout replicas is their API itself
+                names += [f"manager-{service}-0"]
             # A rank is used once: every scale-out may bring new names.
             asked = [step.with_.get("num_replicas") for step in model.steps if step.do == "scale_out"]
             replicas += sum(min(number, _MOST_NAMED) for number in asked if type(number) is int)

@@ -110,7 +110,7 @@ class WeightsModel(SpecModel):
 
 
 def _known_config_keys(value: Any, info: ValidationInfo) -> Any:
-    """Refuse an unknown key of a component's configuration with a suggestion."""
+    """Refuse an unknown key of a component's configuration with a suggestion, and ``yes`` or ``on`` for a number."""
     if isinstance(value, dict) and info.field_name is not None:
         known = _CONFIGS[info.field_name].model_fields
         for key in value:
@@ -118,6 +118,8 @@ def _known_config_keys(value: Any, info: ValidationInfo) -> Any:
                 raise PydanticCustomError(
                     "unknown_key", "unknown key {key}{fix}", {"key": repr(key), "fix": did_you_mean(key, known)}
                 )
+            if isinstance(value[key], bool) and "bool" not in str(known[key].annotation):
+                raise PydanticCustomError("no_switch", "{key} is no switch", {"key": repr(key)})
     return value
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from analysis.errors import BadInput
 from scenarios.faults import CATALOG, FAULTS, VERBS
-from scenarios.load import TRACES, Scenario, catalog, load, parse
+from scenarios.load import TRACES, Scenario, catalog, load, parse, process_names
 from scenarios.steps import MEETS
 from sim.fault_kinds import IMPLEMENTED
 from tests.scenarios.conftest import ROOT
@@ -308,3 +308,16 @@ def test_an_engine_whose_refusals_nobody_knows(change: str, says: str) -> None:
     for key in ("entrypoint", "session_server"):
         with pytest.raises(BadInput, match=rf"topology.services.policy.publishing.{key}: {says}"):
             load("publish_live_agents", [f"topology.services.policy.publishing.{key}={change}"])
+
+
+def test_a_number_is_no_switch() -> None:
+    key = "topology.services.policy.publishing.affinity"
+    with pytest.raises(BadInput, match=rf"{key}.max_sessions: is no switch; write a number or a text"):
+        load("publish_live_agents", [f"{key}={{max_sessions: yes}}"])
+    assert load("publish_live_agents", ["topology.services.policy.publishing.update={flush: no}"])
+
+
+def test_a_target_that_the_kind_of_scaling_does_not_have() -> None:
+    for scenario, service in (("rollout_elastic", "rollout"), ("reward_consistency", "genrm")):
+        names = process_names(load(scenario).model)
+        assert f"scale-{service}-0" in names and (f"manager-{service}-0" in names) == (service == "genrm")
