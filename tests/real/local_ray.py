@@ -29,7 +29,10 @@ def local_ray(num_gpus: int) -> Iterator[None]:
         yield
         return
     # CPUs are logical: an actor takes none, but Ray starts no more processes at once than there are.
-    ray.init(num_cpus=64, num_gpus=num_gpus, include_dashboard=False, log_to_driver=False, configure_logging=False)
+    # "local": without it Ray joins whatever cluster it finds on this machine, one of another test or of a user.
+    ray.init(
+        "local", num_cpus=64, num_gpus=num_gpus, include_dashboard=False, log_to_driver=False, configure_logging=False
+    )
     try:
         yield
     finally:
