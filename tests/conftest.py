@@ -74,6 +74,13 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:  # first: pytest-xdist reads the groups in a hook of its own
+        if any(item.get_closest_marker(name) for name in ("ray", "sglang_cpu")) or "/tests/real/" in item.path.as_posix():
+            item.add_marker(pytest.mark.xdist_group("real"))
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     for name, (present, remedy) in NEEDS.items():
         if item.get_closest_marker(name) is None or present():

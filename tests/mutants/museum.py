@@ -28,8 +28,8 @@ The *source* says where a defect is from. The numbers are those of the notes tha
 - `P-2`, `C-13`, `H-10` and the like: a wrong variant of admin calls (P), of pause, continue and publication (C), of
   export, health and recovery (H); `G-2`, `A-1`, `W-4`: of the request gate (G), of session affinity (A), of weight
   updates (W); `S-1`: of the session server, of traces and of who owns them (S).
-- `G-I3`, `A-I3`, `W-I2` and the like: an invariant that is broken, of the gate, of the path of a client's request
-  (A) or of weight updates (W).
+- `G-I3`, `C-I2`, `A-I3`, `W-I2` and the like: an invariant that is broken, of the gate (G), of pause and publication
+  (C), of the path of a client's request (A) or of weight updates (W).
 - `scaling 5.1`, `engines 3` and the like: a section of the notes on that subject; `DESIGN loop` and the like: a rule of
   this project's design, as in [defense_of_design.md](defense_of_design.md).
 
