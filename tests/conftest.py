@@ -77,7 +77,8 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:  # first: pytest-xdist reads the groups in a hook of its own
-        if any(item.get_closest_marker(name) for name in ("ray", "sglang_cpu")) or "/tests/real/" in item.path.as_posix():
+        real = "/tests/real/" in item.path.as_posix()
+        if real or item.get_closest_marker("ray") or item.get_closest_marker("sglang_cpu"):
             item.add_marker(pytest.mark.xdist_group("real"))
 
 
