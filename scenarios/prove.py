@@ -147,9 +147,12 @@ class OtherProcess(Way):
                 raise BadInput(
                     f"{self._python}: cannot be started ({error.strerror}); name a Python interpreter"
                 ) from error
-            with child:  # on the way out its stdin is closed, which ends it
+            out = ""
+            # On the way out its stdin is closed, which ends it. A broken pipe, at the write or at the closing with what
+            # could not be written: it has ended already, and said why.
+            with contextlib.suppress(BrokenPipeError), child:
                 assert child.stdin is not None and child.stdout is not None
-                with contextlib.suppress(BrokenPipeError):  # it has ended already, and said why
+                with contextlib.suppress(BrokenPipeError):
                     child.stdin.write(json.dumps(request) + "\n")
                     child.stdin.flush()
                 out = child.stdout.read()

@@ -95,7 +95,7 @@ class AsksReadyAlone(HealthProber):
 
 MUTANTS = (
     Mutant(
-        "label put right after a refused flush", "engines 3, weights", "recovery", MeetsAPause, PutsTheLabelRight,
+        "label put right after a refused flush", "engines 3", "recovery", MeetsAPause, PutsTheLabelRight,
         "paused_while_it_loads", "nothing_served_from_an_old_cache",
     ),
     Mutant(

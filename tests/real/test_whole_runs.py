@@ -70,7 +70,8 @@ def test_nothing_is_left_of_a_driver_that_is_killed(tmp_path: pathlib.Path, temp
         run.process.wait()
         until(lambda: not run.left(), 10)
     assert not sockets & _listening(None)
-    assert sorted(path.name for path in run.out.iterdir()) == ["run.json"]
+    assert sorted(path.name for path in run.out.iterdir()) == ["live.json", "run.json"]  # no evidence was taken over
+    assert not pathlib.Path(json.loads((run.out / "live.json").read_text())["folder"]).exists()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
