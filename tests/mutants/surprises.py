@@ -99,11 +99,11 @@ MUTANTS = (
         "paused_while_it_loads", "nothing_served_from_an_old_cache",
     ),
     Mutant(
-        "request ids that begin with others", "engines 3, abort", "entrypoint", GivesBudgets, NumbersWithoutWidth,
+        "request ids that begin with others", "engines 3", "entrypoint", GivesBudgets, NumbersWithoutWidth,
         "budgets", "abort_ends_the_one_asked",
     ),
     Mutant(
-        "blind to a SIGTERM", "engines 3, signals", "health", HealthProber, AsksReadyAlone,
+        "blind to a SIGTERM", "engines 3", "health", HealthProber, AsksReadyAlone,
         "told_to_leave", "nothing_to_a_leaving_engine",
     ),
 )  # fmt: skip
