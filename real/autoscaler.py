@@ -11,10 +11,9 @@ import argparse
 import asyncio
 import json
 import pathlib
-import signal
 import sys
 import urllib.parse
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pydantic
@@ -24,11 +23,9 @@ from protocol.openapi import document
 from protocol.scaling.http_tables import autoscaler_routes
 from protocol.scaling.policy import AutoscalerConfig
 from protocol.serving.http import HttpAnswer, HttpRequest, json_answer
-from real.http_call import new_session
-from real.http_server import HttpServer, PortTaken, ServerSettings
-from real.local import LocalBackend
+from real.http_server import HttpServer, ServerSettings
 from real.scale_target import HttpAutoscalerApi
-from real.serve import Usage, url_host
+from real.serving import Log, Usage, local_world, run_command, token_in, url_host
 
 
 async def serve(
@@ -41,31 +38,22 @@ async def serve(
     stop: asyncio.Event,
 ) -> int:
     """Serve until ``stop`` is set; returns the exit code. Raises PortTaken: nothing was served."""
-    failed: list[BaseException] = []
-
-    def crashed(error: BaseException) -> None:
-        failed.append(error)
-        stop.set()
-
     def emitted(kind: str, fields: dict[str, Any]) -> None:
         if kind == "autoscaler.request":
             log(f"{fields['service']}: {fields['action']} to {fields['target']}: {fields['what']} ({fields['state']})")
 
-    async with new_session() as session:
-        backend = LocalBackend(session, emit=emitted, crashed=crashed)
-        asyncio.get_running_loop().seatrial_backend = backend  # type: ignore[attr-defined]  # a mark, looked for by name
-        server: HttpServer | None = None
+    async with local_world(stop, emitted) as world:
+        scaler = await world.backend.spawn(
+            HttpAutoscalerApi, config, world.session, token=target_token, begin=start, name="autoscaler"
+        )  # fmt: skip
+        http = HttpConfig()
+        described = document({"": "autoscaler"})
+
+        async def openapi(request: HttpRequest) -> HttpAnswer:
+            return json_answer(described)
+
+        server = HttpServer(autoscaler_routes(http, scaler, {("GET", "/openapi.json"): openapi}), settings)
         try:
-            scaler = await backend.spawn(
-                HttpAutoscalerApi, config, session, token=target_token, begin=start, name="autoscaler"
-            )  # fmt: skip
-            http = HttpConfig()
-            described = document({"": "autoscaler"})
-
-            async def openapi(request: HttpRequest) -> HttpAnswer:
-                return json_answer(described)
-
-            server = HttpServer(autoscaler_routes(http, scaler, {("GET", "/openapi.json"): openapi}), settings)
             host, port = await server.start()
             services = ", ".join(f"{name} ({url})" for name, url in config.service_targets.items()) or "none yet"
             log(f"serving on http://{url_host(host)}:{port} for {services}")
@@ -75,12 +63,8 @@ async def serve(
             log("stopping: nothing more is decided")
             await scaler.wind_down()
         finally:
-            if server is not None:
-                await server.stop()
-            await backend.close()
-    for error in failed:
-        log(f"failed: {type(error).__name__}: {error}")
-    return 1 if failed else 0
+            await server.stop()
+    return world.exit_code(log)
 
 
 def read_config(path: str) -> AutoscalerConfig:
@@ -127,14 +111,7 @@ def _is_url(url: str) -> bool:
 
 
 def _token(option: str, path: str | None) -> str:
-    if path is None:
-        return ""
-    try:
-        token = pathlib.Path(path).read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise Usage(f"{option} {path}: {getattr(error, 'strerror', None) or error}") from None
-    if not token:
-        raise Usage(f"{option} {path}: is empty; write the token into it")
+    token = token_in(path, option)
     if not token.isascii() or not token.isprintable():
         raise Usage(f"{option} {path}: holds no token; write printable ASCII characters into it")
     return token
@@ -155,30 +132,19 @@ def _parser() -> argparse.ArgumentParser:
 def main(arguments: list[str] | None = None) -> int:
     """The command; returns its exit code."""
     given = _parser().parse_args(arguments)
-    try:
+
+    def serving() -> Callable[[Log, asyncio.Event], Awaitable[int]]:
         settings = ServerSettings.model_validate(
             {"host": given.host, "port": given.port, "token": _token("--token-file", given.token_file),
              "shutdown_grace_s": given.grace_s}
         )  # fmt: skip
         target_token = _token("--target-token-file", given.target_token_file)
-        return asyncio.run(_until_signalled(read_config(given.config), settings, target_token, given.start))
-    except pydantic.ValidationError as error:
-        for problem in error.errors(include_url=False, include_input=False):
-            print(f"error: {'.'.join(map(str, problem['loc']))} {problem['msg']}".replace("  ", " "), file=sys.stderr)
-        return 2
-    except (Usage, PortTaken) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+        config = read_config(given.config)
+        return lambda log, stop: serve(
+            config, settings, target_token=target_token, start=given.start, log=log, stop=stop
+        )  # fmt: skip
 
-
-async def _until_signalled(config: AutoscalerConfig, settings: ServerSettings, target_token: str, start: bool) -> int:
-    stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    return await serve(
-        config, settings, target_token=target_token, start=start,
-        log=lambda line: print(line, file=sys.stderr, flush=True), stop=stop,
-    )  # fmt: skip
+    return run_command(serving)
 
 
 if __name__ == "__main__":

@@ -9,27 +9,17 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import pathlib
-import signal
 import sys
-import urllib.parse
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
-
-import pydantic
 
 from protocol.config import GatewayConfig, HealthConfig, HttpConfig
 from protocol.messages import EngineAddress
 from protocol.serving.gateway import Gateway
 from protocol.serving.health import HealthProber
-from real.http_call import new_session
-from real.http_server import HttpFront, PortTaken, ServerSettings
-from real.local import LocalBackend
+from real.http_server import HttpFront, ServerSettings
 from real.serve_roster import BadRoster, Roster, read_roster
-
-
-class Usage(Exception):
-    """Bad usage; the text says what and how it can be put right."""
+from real.serving import Log, Usage, engine_address, local_world, run_command, token_in, url_host
 
 
 async def serve(
@@ -52,70 +42,26 @@ async def serve(
     Raises:
         PortTaken: nothing was served.
     """
-    failed: list[BaseException] = []
-
-    def crashed(error: BaseException) -> None:
-        failed.append(error)
-        stop.set()
-
     def emitted(kind: str, fields: dict[str, Any]) -> None:
         if kind == "gateway.routable":
             log(f"{fields['replica']} is routed to")
         elif kind == "gateway.unroutable":
             log(f"{fields['replica']} is not routed to: {fields['why']}")
 
-    async with new_session() as session:
-        backend = LocalBackend(session, emit=emitted, crashed=crashed)
-        asyncio.get_running_loop().seatrial_backend = backend  # type: ignore[attr-defined]  # a mark, looked for by name
-        try:
-            handle = await backend.spawn(Gateway, gateway, name="gateway")
-            await backend.spawn(HealthProber, health, handle, name="health")
-            front = await backend.spawn(HttpFront, settings, http, handle, name="http")
-            host, port = await front.address()
-            log(f"serving on http://{url_host(host)}:{port} in front of {', '.join(e.name for e in engines)}")
-            members = Roster(backend, handle, health.probe_timeout_s, log)
-            await members.set(engines)
-            if roster is not None:
-                backend.background(members.follow(roster), name="follow the roster")
-            await stop.wait()
-            log("stopping: nothing new is accepted, what is in flight may finish")
-        finally:
-            await backend.close()
-    for error in failed:
-        log(f"failed: {type(error).__name__}: {error}")
-    return 1 if failed else 0
-
-
-def engine_address(url: str, where: str = "--engine") -> EngineAddress:
-    """The address in ``http://host:port``; ``where`` it stands begins the message. Raises Usage."""
-    try:
-        parts = urllib.parse.urlsplit(url)
-        host, port = parts.hostname, parts.port
-    except ValueError:  # half an IPv6 address, or a port that is none
-        raise Usage(f"{where} {url}: give it as http://HOST:PORT") from None
-    more = parts.path not in ("", "/") or parts.query or parts.fragment or parts.username is not None
-    more = more or " " in url or not url.isprintable()  # no name of a host has any
-    if parts.scheme != "http" or not host or not port or more:
-        raise Usage(f"{where} {url}: give it as http://HOST:PORT")
-    return EngineAddress(f"{url_host(host)}:{port}", 0, host, port)
-
-
-def url_host(host: str) -> str:
-    """A host as it stands in a URL."""
-    return f"[{host}]" if ":" in host else host
-
-
-def token_in(path: str | None) -> str:
-    """The token in a file; empty without one. Raises Usage."""
-    if path is None:
-        return ""
-    try:
-        token = pathlib.Path(path).read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise Usage(f"--token-file {path}: {getattr(error, 'strerror', None) or error}") from None
-    if not token:  # who names a file wants a token; served without one, everybody would be let in
-        raise Usage(f"--token-file {path}: is empty; write the token into it")
-    return token
+    async with local_world(stop, emitted) as world:
+        backend = world.backend
+        handle = await backend.spawn(Gateway, gateway, name="gateway")
+        await backend.spawn(HealthProber, health, handle, name="health")
+        front = await backend.spawn(HttpFront, settings, http, handle, name="http")
+        host, port = await front.address()
+        log(f"serving on http://{url_host(host)}:{port} in front of {', '.join(e.name for e in engines)}")
+        members = Roster(backend, handle, health.probe_timeout_s, log)
+        await members.set(engines)
+        if roster is not None:
+            backend.background(members.follow(roster), name="follow the roster")
+        await stop.wait()
+        log("stopping: nothing new is accepted, what is in flight may finish")
+    return world.exit_code(log)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -135,7 +81,8 @@ def _parser() -> argparse.ArgumentParser:
 def main(arguments: list[str] | None = None) -> int:
     """The command; returns its exit code."""
     given = _parser().parse_args(arguments)
-    try:
+
+    def serving() -> Callable[[Log, asyncio.Event], Awaitable[int]]:
         roster = _roster(given.roster) if given.roster is not None else None
         engines = roster() if roster is not None else tuple(engine_address(url) for url in given.engine)
         if len(set(engines)) < len(engines):
@@ -143,14 +90,12 @@ def main(arguments: list[str] | None = None) -> int:
         token = token_in(given.token_file)
         settings = ServerSettings(host=given.host, port=given.port, token=token, shutdown_grace_s=given.grace_s)
         gateway = GatewayConfig(attempts=given.attempts, read_timeout_s=given.read_timeout_s)
-        return asyncio.run(_until_signalled(engines, settings, gateway, roster))
-    except pydantic.ValidationError as error:
-        for problem in error.errors(include_url=False, include_input=False):
-            print(f"error: {'.'.join(map(str, problem['loc']))} {problem['msg']}".replace("  ", " "), file=sys.stderr)
-        return 2
-    except (Usage, BadRoster, PortTaken) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+        return lambda log, stop: serve(
+            engines, settings, gateway=gateway, health=HealthConfig(), http=HttpConfig(), log=log, stop=stop,
+            roster=roster,
+        )  # fmt: skip
+
+    return run_command(serving, BadRoster)
 
 
 def _roster(path: str) -> Callable[[], tuple[EngineAddress, ...]]:
@@ -163,21 +108,6 @@ def _roster(path: str) -> Callable[[], tuple[EngineAddress, ...]]:
             raise BadRoster(str(error)) from None
 
     return lambda: read_roster(path, address)
-
-
-async def _until_signalled(
-    engines: tuple[EngineAddress, ...],
-    settings: ServerSettings,
-    gateway: GatewayConfig,
-    roster: Callable[[], tuple[EngineAddress, ...]] | None,
-) -> int:
-    stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    return await serve(
-        engines, settings, gateway=gateway, health=HealthConfig(), http=HttpConfig(),
-        log=lambda line: print(line, file=sys.stderr, flush=True), stop=stop, roster=roster,
-    )  # fmt: skip
 
 
 if __name__ == "__main__":

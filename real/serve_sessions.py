@@ -10,12 +10,9 @@ from __future__ import annotations
 import argparse
 import asyncio
 import importlib
-import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
-
-import pydantic
 
 from protocol.config import GateConfig, GatewayConfig, SessionServerConfig
 from protocol.messages import EngineAddress
@@ -25,10 +22,8 @@ from protocol.serving.gateway import Gateway
 from protocol.serving.session_server import SessionServer
 from protocol.serving.settlement import RejectionPattern
 from protocol.serving.turn_hooks import NoHooks, TraceHooks
-from real.http_call import new_session
-from real.http_server import PortTaken, ServerSettings
-from real.local import LocalBackend
-from real.serve import Usage, engine_address, token_in
+from real.http_server import ServerSettings
+from real.serving import Log, Usage, engine_address, local_world, run_command, token_in, url_host
 from real.session_http import SessionFront
 
 
@@ -51,39 +46,26 @@ async def serve(
     Raises:
         PortTaken: nothing was served.
     """
-    failed: list[BaseException] = []
-
-    def crashed(error: BaseException) -> None:
-        failed.append(error)
-        stop.set()
-
     def emitted(kind: str, fields: dict[str, Any]) -> None:
         if kind == "gate.poisoned":
             log(f"the gate is poisoned: {fields['why']}; nothing is admitted any more")
 
-    async with new_session() as session:
-        backend = LocalBackend(session, emit=emitted, crashed=crashed)
-        asyncio.get_running_loop().seatrial_backend = backend  # type: ignore[attr-defined]  # a mark, looked for by name
-        try:
-            gateway = await backend.spawn(Gateway, GatewayConfig(), name="gateway")
-            await gateway.add_replica(engine)
-            store = await backend.spawn(RolloutTraceStore, name="traces")
-            leases = None
-            if gate:
-                opened = GateConfig(initially_closed=False, initial_model_step=0)
-                leases = await backend.spawn(RequestGate, opened, name="gate")
-            server = await backend.spawn(SessionServer, config, engine, gateway, leases, hooks(store), name="sessions")
-            front = await backend.spawn(SessionFront, settings, server, config.max_body_bytes, name="http")
-            host, port = await front.address()
-            shown = f"[{host}]" if ":" in host else host
-            log(f"serving sessions on http://{shown}:{port} in front of {engine.name}")
-            await stop.wait()
-            log("stopping: nothing new is accepted, what is in flight may finish")
-        finally:
-            await backend.close()
-    for error in failed:
-        log(f"failed: {type(error).__name__}: {error}")
-    return 1 if failed else 0
+    async with local_world(stop, emitted) as world:
+        backend = world.backend
+        gateway = await backend.spawn(Gateway, GatewayConfig(), name="gateway")
+        await gateway.add_replica(engine)
+        store = await backend.spawn(RolloutTraceStore, name="traces")
+        leases = None
+        if gate:
+            opened = GateConfig(initially_closed=False, initial_model_step=0)
+            leases = await backend.spawn(RequestGate, opened, name="gate")
+        server = await backend.spawn(SessionServer, config, engine, gateway, leases, hooks(store), name="sessions")
+        front = await backend.spawn(SessionFront, settings, server, config.max_body_bytes, name="http")
+        host, port = await front.address()
+        log(f"serving sessions on http://{url_host(host)}:{port} in front of {engine.name}")
+        await stop.wait()
+        log("stopping: nothing new is accepted, what is in flight may finish")
+    return world.exit_code(log)
 
 
 def hooks_named(name: str) -> Callable[..., Any]:
@@ -126,37 +108,17 @@ def _parser() -> argparse.ArgumentParser:
 def main(arguments: list[str] | None = None) -> int:
     """The command; returns its exit code."""
     given = _parser().parse_args(arguments)
-    try:
+
+    def serving() -> Callable[[Log, asyncio.Event], Awaitable[int]]:
         engine = engine_address(given.engine)
         token = token_in(given.token_file)
         settings = ServerSettings(host=given.host, port=given.port, token=token, shutdown_grace_s=given.grace_s)
         config = SessionServerConfig(forward_timeout_s=given.timeout_s, engine=given.engine_kind, gated_streams=True)
         RejectionPattern(config)  # an engine that is not known is told before anything is started
         hooks = hooks_named(given.hooks)
-        return asyncio.run(_until_signalled(engine, settings, config, hooks, given.gate))
-    except pydantic.ValidationError as error:
-        for problem in error.errors(include_url=False, include_input=False):
-            print(f"error: {'.'.join(map(str, problem['loc']))} {problem['msg']}".replace("  ", " "), file=sys.stderr)
-        return 2
-    except (Usage, PortTaken, ValueError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+        return lambda log, stop: serve(engine, settings, config, hooks, gate=given.gate, log=log, stop=stop)
 
-
-async def _until_signalled(
-    engine: EngineAddress,
-    settings: ServerSettings,
-    config: SessionServerConfig,
-    hooks: Callable[..., Any],
-    gate: bool,
-) -> int:
-    stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    return await serve(
-        engine, settings, config, hooks, gate=gate,
-        log=lambda line: print(line, file=sys.stderr, flush=True), stop=stop,
-    )  # fmt: skip
+    return run_command(serving, ValueError)
 
 
 if __name__ == "__main__":

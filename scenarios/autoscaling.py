@@ -57,13 +57,15 @@ class ScaleFront:
     async def reconcile(self, direction: Direction, request_id: str) -> ApiReply:
         return await self._ask("reconcile", direction, request_id)
 
-    async def _ask(
-        self, route: str, direction: Direction, operation: str, body: dict[str, Any] | None = None
-    ) -> ApiReply:
-        given = body or {}
-        ask = record_asked(self._service, route, direction, operation, given)
+    def _recordable(self, body: Any) -> dict[str, Any]:
+        """What evidence says of a body."""
+        given: dict[str, Any] = body or {}
+        return given
+
+    async def _ask(self, route: str, direction: Direction, operation: str, body: Any = None) -> ApiReply:
+        ask = record_asked(self._service, route, direction, operation, self._recordable(body))
         peer = self._slow if route == "reconcile" else self._api
-        arguments: tuple[Any, ...] = (direction, operation) if operation else (given,)
+        arguments: tuple[Any, ...] = (direction, operation) if operation else (body,)
         reply: ApiReply | None = None
         try:
             reply = await peer.call(route, *arguments)

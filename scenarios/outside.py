@@ -11,9 +11,7 @@ from typing import Any
 from protocol.evidence import observer
 from protocol.ports import ActorHandle, data_call
 from protocol.scaling.bodies import ApiReply
-from protocol.scaling.contract import Direction
 from scenarios.autoscaling import ScaleFront
-from scenarios.scaling import record_answered, record_asked
 
 _LARGEST = 1 << 63
 
@@ -47,16 +45,8 @@ class OutsideFront(ScaleFront):
     async def stop(self) -> None:
         return None
 
-    async def _ask(self, route: str, direction: Direction, operation: str, body: Any = None) -> ApiReply:
-        ask = record_asked(self._service, route, direction, operation, recordable(body))
-        peer = self._slow if route == "reconcile" else self._api
-        arguments: tuple[Any, ...] = (direction, operation) if operation else (body,)
-        reply: ApiReply | None = None
-        try:
-            reply = await peer.call(route, *arguments)
-        finally:
-            record_answered(ask, route, reply)
-        return reply
+    def _recordable(self, body: Any) -> dict[str, Any]:
+        return recordable(body)
 
 
 def recordable(body: Any) -> dict[str, Any]:

@@ -1,0 +1,124 @@
+"""What the commands that serve without Ray share: a world of one process, its signals, options and exit codes.
+
+``real.serve``, ``real.serve_sessions`` and ``real.autoscaler`` differ in what they serve, not in this.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import pathlib
+import signal
+import sys
+import urllib.parse
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import aiohttp
+import pydantic
+
+from protocol.messages import EngineAddress
+from real.http_call import new_session
+from real.http_server import PortTaken
+from real.local import LocalBackend
+
+Log = Callable[[str], None]
+
+
+class Usage(Exception):
+    """Bad usage; the text says what and how it can be put right."""
+
+
+@dataclasses.dataclass
+class LocalWorld:
+    """One process that serves, and the background tasks of it that failed."""
+
+    backend: LocalBackend
+    session: aiohttp.ClientSession
+    failed: list[BaseException]
+
+    def exit_code(self, log: Log) -> int:
+        """Of the command, when all is closed: 1 when a background task failed; each is logged."""
+        for error in self.failed:
+            log(f"failed: {type(error).__name__}: {error}")
+        return 1 if self.failed else 0
+
+
+@contextlib.asynccontextmanager
+async def local_world(stop: asyncio.Event, emitted: Callable[[str, dict[str, Any]], None]) -> AsyncIterator[LocalWorld]:
+    """A world of this process, closed at the end. A background task that fails sets ``stop``."""
+    failed: list[BaseException] = []
+
+    def crashed(error: BaseException) -> None:
+        failed.append(error)
+        stop.set()
+
+    async with new_session() as session:
+        backend = LocalBackend(session, emit=emitted, crashed=crashed)
+        asyncio.get_running_loop().seatrial_backend = backend  # type: ignore[attr-defined]  # a mark, looked for by name
+        try:
+            yield LocalWorld(backend, session, failed)
+        finally:
+            await backend.close()
+
+
+def run_command(
+    serving: Callable[[], Callable[[Log, asyncio.Event], Awaitable[int]]], *refused: type[Exception]
+) -> int:
+    """Serve until SIGTERM or Ctrl-C; returns the exit code.
+
+    Args:
+        serving: reads the options; gives what serves until its event is set, and returns the exit code.
+        refused: what bad usage raises beside Usage, PortTaken and the errors of a model: one line, exit code 2.
+    """
+
+    async def until_signalled() -> int:
+        stop = asyncio.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, stop.set)
+        return await serve(lambda line: print(line, file=sys.stderr, flush=True), stop)
+
+    told: tuple[type[Exception], ...] = (Usage, PortTaken, *refused)
+    try:
+        serve = serving()
+        return asyncio.run(until_signalled())
+    except pydantic.ValidationError as error:
+        for problem in error.errors(include_url=False, include_input=False):
+            print(f"error: {'.'.join(map(str, problem['loc']))} {problem['msg']}".replace("  ", " "), file=sys.stderr)
+        return 2
+    except told as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+
+
+def engine_address(url: str, where: str = "--engine") -> EngineAddress:
+    """The address in ``http://host:port``; ``where`` it stands begins the message. Raises Usage."""
+    try:
+        parts = urllib.parse.urlsplit(url)
+        host, port = parts.hostname, parts.port
+    except ValueError:  # half an IPv6 address, or a port that is none
+        raise Usage(f"{where} {url}: give it as http://HOST:PORT") from None
+    more = parts.path not in ("", "/") or parts.query or parts.fragment or parts.username is not None
+    more = more or " " in url or not url.isprintable()  # no name of a host has any
+    if parts.scheme != "http" or not host or not port or more:
+        raise Usage(f"{where} {url}: give it as http://HOST:PORT")
+    return EngineAddress(f"{url_host(host)}:{port}", 0, host, port)
+
+
+def url_host(host: str) -> str:
+    """A host as it stands in a URL."""
+    return f"[{host}]" if ":" in host else host
+
+
+def token_in(path: str | None, option: str = "--token-file") -> str:
+    """The token in a file; empty without one. Raises Usage."""
+    if path is None:
+        return ""
+    try:
+        token = pathlib.Path(path).read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise Usage(f"{option} {path}: {getattr(error, 'strerror', None) or error}") from None
+    if not token:  # who names a file wants a token; served without one, everybody would be let in
+        raise Usage(f"{option} {path}: is empty; write the token into it")
+    return token
