@@ -16,7 +16,7 @@ from protocol.ports import ActorHandle, backend
 from scenarios.client import ClientReport
 from scenarios.schema import WorkloadModel
 from scenarios.turns import send_turn
-from scenarios.workloads.source import tokens
+from scenarios.workloads.source import sizes
 
 _BLOCKS = 1 << 20  # ids of prefix blocks that a session has for itself
 _RETIRE_S = 30.0
@@ -77,9 +77,7 @@ class AgentClient:
 
         streams = Streams(self._seed)
         prefix = f"workload.{self._number}.{self._share}.{worker}."
-        assert self._workload.prompt_tokens is not None and self._workload.output_tokens is not None
-        added = tokens(self._workload.prompt_tokens, streams.stream(prefix + "prompt"))
-        output = tokens(self._workload.output_tokens, streams.stream(prefix + "output"))
+        added, output = sizes(self._workload, lambda name: streams.stream(prefix + name))
         draws = streams.stream(prefix + "agent")
         for session in sessions:
             await self._episode(session, added, output, draws.below)

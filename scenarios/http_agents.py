@@ -22,7 +22,7 @@ from protocol.serving.chat_template import ChatTemplate
 from scenarios.client import ClientReport, record_failure
 from scenarios.http_answers import OTHER_CALLS, PATHS, HttpAnswer, body_of
 from scenarios.schema import HttpAgentsModel, WorkloadModel
-from scenarios.workloads.source import tokens
+from scenarios.workloads.source import sizes
 
 LEAVES = ("before_head", "after_head", "between_events", "inside_event", "before_end")
 _STORE_S = 10.0
@@ -109,9 +109,7 @@ class HttpAgentClient:
 
         streams = Streams(self._seed)
         prefix = f"http.{self._number}.{self._share}.{worker}."
-        assert self._workload.prompt_tokens is not None and self._workload.output_tokens is not None
-        added = tokens(self._workload.prompt_tokens, streams.stream(prefix + "prompt"))
-        output = tokens(self._workload.output_tokens, streams.stream(prefix + "output"))
+        added, output = sizes(self._workload, lambda name: streams.stream(prefix + name))
         below = streams.stream(prefix + "agent").below
         for session in sessions:
             await self._episode(session, added, output, below)

@@ -18,7 +18,7 @@ from protocol.ports import ActorHandle, backend
 from protocol.serving.judge import JudgeCall, JudgeReply
 from scenarios.client import ClientReport, record_answer, record_failure
 from scenarios.schema import JudgementsModel, WorkloadModel
-from scenarios.workloads.source import tokens
+from scenarios.workloads.source import sizes
 
 _FIRST_ID, _IDS = 1000, 900  # token ids that every engine's vocabulary has
 _LOOK_S = 0.5
@@ -66,14 +66,12 @@ class JudgementClient:
 
         workload = self._workload
         assert workload.arrivals is not None and workload.arrivals.judgements is not None
-        assert workload.prompt_tokens is not None and workload.output_tokens is not None
         asked = workload.arrivals.judgements
         if workload.from_s:
             await asyncio.sleep(workload.from_s)
         streams = Streams(self._seed)
         prefix = f"workload.{self._number}."
-        length = tokens(workload.prompt_tokens, streams.stream(prefix + "prompt"))
-        most = tokens(workload.output_tokens, streams.stream(prefix + "output"))
+        length, most = sizes(workload, lambda name: streams.stream(prefix + name))
         below = streams.stream(prefix + "cases").below
         cases: list[Case] = [
             (f"{'pos' if case < asked.cases / 2 else 'neg'}-{case:02d}",

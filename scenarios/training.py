@@ -19,7 +19,7 @@ from protocol.serving.admin import post_update_weights
 from protocol.training.checkpoint import load_manifest
 from scenarios.client import ClientReport, record_answer, record_failure
 from scenarios.schema import TrainingModel, WorkloadModel
-from scenarios.workloads.source import tokens
+from scenarios.workloads.source import sizes, tokens
 
 
 @observer
@@ -66,14 +66,12 @@ class TrainingClient:
 
         workload, emit = self._workload, self._emit
         assert workload.arrivals is not None and workload.arrivals.training is not None
-        assert workload.prompt_tokens is not None and workload.output_tokens is not None
         training: TrainingModel = workload.arrivals.training
         if workload.from_s:
             await asyncio.sleep(workload.from_s)
         streams = Streams(self._seed)
         prefix = f"workload.{self._number}."
-        prompt = tokens(workload.prompt_tokens, streams.stream(prefix + "prompt"))
-        output = tokens(workload.output_tokens, streams.stream(prefix + "output"))
+        prompt, output = sizes(workload, lambda name: streams.stream(prefix + name))
         judged_prompt = tokens(training.judge_prompt_tokens, streams.stream(prefix + "judge_prompt"))
         judged_output = tokens(training.judge_output_tokens, streams.stream(prefix + "judge_output"))
         for step in range(training.steps):

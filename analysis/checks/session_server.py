@@ -173,12 +173,8 @@ class FailuresAreTold(Check):
         grace_ns = round(self.ledger.preregistered.shadow_s * 1e9)
         if not name:
             return self.ledger.shadow.explain(sent.t_ns, seen.t_ns, grace_ns) is not None
-        return any(
-            window.name == name
-            and window.start_ns <= seen.t_ns
-            and (window.end_ns is None or sent.t_ns <= window.end_ns + grace_ns)
-            for window in self.ledger.shadow.windows.values()
-        )
+        windows = self.ledger.shadow.windows.values()
+        return any(window.name == name and window.on(sent.t_ns, seen.t_ns, grace_ns) for window in windows)
 
     def observed(self) -> str:
         return f"{self.judged} answers, {self._errors} of them errors; {self.violations} neither"

@@ -40,6 +40,10 @@ class FaultWindow:
         self.start_ns = event.t_ns
         self.end_ns: int | None = None
 
+    def on(self, from_ns: int, to_ns: int, grace_ns: int) -> bool:
+        """Whether it was on, or healed at most ``grace_ns`` ago, at some time of an interval."""
+        return self.start_ns <= to_ns and (self.end_ns is None or from_ns <= self.end_ns + grace_ns)
+
 
 class Shadow:
     """The faults of a run, and the processes that requests go through.
@@ -85,7 +89,7 @@ class Shadow:
         """The latest fault that was on, or healed at most ``grace_ns`` ago, in an interval and touches the path."""
         found = None
         for window in self.windows.values():
-            on = window.start_ns <= to_ns and (window.end_ns is None or from_ns <= window.end_ns + grace_ns)
+            on = window.on(from_ns, to_ns, grace_ns)
             if on and window.name not in BESIDE_THE_PATH and self._touches(window.target):
                 found = window
         return found

@@ -117,7 +117,7 @@ class Transport:
 
         Raises SeatrialError, *unknown*, when this rank cannot go on.
         """
-        raise NotImplementedError
+        raise NotImplementedError  # abstract: every transport below has its own
 
     # --- what transports share ---
 

@@ -36,6 +36,16 @@ def tokens(model: TokensModel, stream: Stream) -> synthetic.Tokens:
     return synthetic.lognormal(stream, drawn.median, drawn.p99, drawn.at_most or MAX_TOKENS)
 
 
+def sizes(workload: WorkloadModel, stream: Callable[[str], Stream]) -> tuple[synthetic.Tokens, synthetic.Tokens]:
+    """The draws of a workload that has both lengths: tokens of a prompt, and the most tokens of its answer.
+
+    Args:
+        stream: gives the random stream of a name; those of the two are ``prompt`` and ``output``.
+    """
+    assert workload.prompt_tokens is not None and workload.output_tokens is not None
+    return tokens(workload.prompt_tokens, stream("prompt")), tokens(workload.output_tokens, stream("output"))
+
+
 def open_loop(
     workload: WorkloadModel, trace: pathlib.Path | None, stream: Callable[[str], Stream], share: int = 0
 ) -> Iterator[Arrival]:
@@ -50,9 +60,8 @@ def open_loop(
     if workload.trace is not None:
         assert trace is not None
         return itertools.islice(read_trace(workload.trace, trace), share, None, workload.clients)
-    assert workload.arrivals is not None and workload.prompt_tokens is not None and workload.output_tokens is not None
-    prompt = tokens(workload.prompt_tokens, stream(f"prompt.{share}"))
-    output = tokens(workload.output_tokens, stream(f"output.{share}"))
+    assert workload.arrivals is not None
+    prompt, output = sizes(workload, lambda name: stream(f"{name}.{share}"))
     for_ns = None if workload.for_s is None else round(workload.for_s * synthetic.NS)
     limit = workload.requests
     if limit is not None:
@@ -77,11 +86,9 @@ def closed_loop(
         block_tokens: tokens of a prefix block of the engines; needed where prompts share a prefix.
     """
     assert workload.arrivals is not None and workload.arrivals.closed_loop is not None
-    assert workload.prompt_tokens is not None and workload.output_tokens is not None
     limit = workload.arrivals.closed_loop.turns
     name = f"session-{session:06d}"
-    prompt = tokens(workload.prompt_tokens, stream(f"prompt.{session}"))
-    output = tokens(workload.output_tokens, stream(f"output.{session}"))
+    prompt, output = sizes(workload, lambda name: stream(f"{name}.{session}"))
     found = [(0.0, synthetic.turns(prompt, output, name, limit))]
     for number, phase in enumerate(workload.phases):
         prompt = tokens(phase.prompt_tokens, stream(f"prompt.{session}.{number}"))
