@@ -76,6 +76,11 @@ class Ledger:
         self.deaths: dict[Process, Event] = {}
         self.zombie_nodes: dict[str, bool] = {}
 
+    @property
+    def world(self) -> str:
+        """``"sim"`` or ``"real"``; empty before the run has begun."""
+        return "" if self.started is None else str(self.started.data["world"])
+
     def before(self) -> dict[str, Callable[[Event], None]]:
         """Handlers that run before those of the checks."""
         return {
@@ -157,7 +162,7 @@ class Ledger:
             return
         if 400 <= event.data["status"] < 500:
             request.refused = (event.seq, event.data["status"])
-        if self.started is None or self.started.data["world"] != "real":
+        if self.world != "real":
             return
         # What stands in front of a real engine sees a request go in before it can see it refused. The latest of that
         # id there: an id that is running already is refused, and goes on running.

@@ -136,7 +136,7 @@ class AnswerIsTheEngines(Check):
             return  # nothing_lost says so
         if unsent and not data["completion_tokens"] and not request.runs:
             return  # aborted before it went to any engine, which the answer says
-        if self.ledger.started is not None and self.ledger.started.data["world"] == "imported":
+        if self.ledger.world == "imported":
             return  # the engines' side of a run of others is not on record
         self.judged += 1
         engine = (data["replica"], data["replica_inc"])

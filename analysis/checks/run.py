@@ -72,7 +72,7 @@ class _NoneReported(Check):
         self.violation(f"{event.data['what']}: {event.data['detail']}", event.seq)
 
     def conclude(self) -> None:
-        imported = self.ledger.started is not None and self.ledger.started.data["world"] == "imported"
+        imported = self.ledger.world == "imported"
         if self.ledger.finished is not None and not imported:  # in a run of others nobody looked
             self.judged = self.ledger.events
 

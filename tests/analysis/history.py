@@ -18,12 +18,12 @@ class History:
     ``at`` is the process, ``name/incarnation``; ``ms`` sets the time; ``cause`` an earlier event.
     """
 
-    def __init__(self, clock_error_ms: int = 0) -> None:
+    def __init__(self, clock_error_ms: int = 0, *, world: str = "sim") -> None:
         self.events: list[Event] = []
         self._counters: dict[str, int] = {}
         self._ms = -1
         if clock_error_ms >= 0:
-            self("run.started", scenario="test", world="sim", clock_error_ns=clock_error_ms * 10**6, schema=1)
+            self("run.started", scenario="test", world=world, clock_error_ns=clock_error_ms * 10**6, schema=1)
 
     def __call__(
         self, kind: str, *, at: str = "client/0", ms: int | None = None, cause: Event | None = None, **fields: Any

@@ -14,8 +14,8 @@ UPDATE, CONTINUE = "/update_weights_from_disk", "/continue_generation"
 class Published(History):
     """Two entrypoints with gates before two replicas; deadlines of 10 s."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, world: str = "sim") -> None:
+        super().__init__(world=world)
         self("run.workload", at="driver/0")
         self(
             "publishing.deployed", at="driver/0", service="s", controller="controller-s", router="affinity-s",
@@ -156,6 +156,18 @@ def test_an_update_while_a_turn_runs() -> None:
     h.accepted("r1", at="s-0/0")
     h.updates()
     assert h.end().judged("no_update_under_lease").result == "fail"
+
+
+@pytest.mark.parametrize(("world", "times", "expected"), [("real", 1, "pass"), ("real", 2, "fail"), ("sim", 1, "fail")])
+def test_an_update_after_the_refusal_of_a_turn(world: str, times: int, expected: str) -> None:
+    # A real engine is seen to accept what it then refuses; of two with one id it refuses the second.
+    h = Published(world=world)
+    h("turn.sent", request="r1", session="x", service="s")
+    for _ in range(times):
+        h.accepted("r1", at="s-0/0")
+    h("engine.refused", at="s-0/0", request="r1", status=400, why="too long")
+    h.updates()
+    assert h.end().judged("no_update_under_lease").result == expected
 
 
 def test_what_passes_a_gate_after_an_unknown_outcome() -> None:
