@@ -19,6 +19,7 @@ from real.warden import MARK, Sweeper
 RAY_VERSION: Final = "2.60"
 _LONGEST_SOCKET: Final = 107  # bytes of a Unix socket's path
 _RAYS_OWN: Final = len("/ray/session_2026-11-29_19-38-14_626265_4194304/sockets/plasma_store.99")
+NICENESS: Final = "RAY_worker_niceness"
 _LOGICAL_CPUS: Final = 64  # an actor takes none, but Ray starts no more processes at once than there are
 _OBJECT_STORE_BYTES: Final = 80 * 1024 * 1024  # the least that Ray takes; messages of a run are small
 _VITAL: Final = ("gcs_server", "raylet")
@@ -59,11 +60,15 @@ def environment(run: str, folder: str, *, own_cluster: bool) -> dict[str, str]:
     """
     path = [str(ROOT), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     secret = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)} if own_cluster else {}
+    # Ray's workers lower themselves by 15, and engines are their children: beside the driver and any other process of
+    # the machine they would starve, and latencies would be those of the kernel's scheduler.
+    even = {NICENESS: os.environ.get(NICENESS, "0")} if own_cluster else {}
     return {
         MARK: run,
         "PYTHONPATH": os.pathsep.join(dict.fromkeys(path)),
         "RAY_TMPDIR": folder,
         "RAY_USAGE_STATS_ENABLED": "0",
+        **even,
         "SPT_NOENV": "1",  # a title that overwrites the environment would hide the mark
         **secret,
     }

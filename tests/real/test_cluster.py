@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import pytest
 
-from real.cluster import environment, folder_problem, version_problem
+from real.cluster import NICENESS, environment, folder_problem, version_problem
 from real.evidence import ProcessLog
 
 
@@ -37,6 +37,16 @@ def test_a_clusters_own_secret_differs_from_run_to_run_and_is_not_given_to_other
     first, second = (environment("run", "/tmp/x", own_cluster=True) for _ in range(2))
     assert len(first["RAY_AUTH_TOKEN"]) == 64 and first["RAY_AUTH_TOKEN"] != second["RAY_AUTH_TOKEN"]
     assert not [name for name in environment("run", "/tmp/x", own_cluster=False) if name.startswith("RAY_AUTH")]
+
+
+def test_workers_of_an_own_cluster_lower_themselves_only_where_somebody_asked_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv(NICENESS, raising=False)
+    assert environment("run", "/tmp/x", own_cluster=True)[NICENESS] == "0"
+    assert NICENESS not in environment("run", "/tmp/x", own_cluster=False)  # the operator's to say
+    monkeypatch.setenv(NICENESS, "5")
+    assert environment("run", "/tmp/x", own_cluster=True)[NICENESS] == "5"
 
 
 @pytest.mark.ray

@@ -20,7 +20,7 @@ from analysis.verdict import judge_run
 from tests.real.local_ray import environment
 from tests.real.run_command import TINY, command, until
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.own_cluster]
 EMULATED = ("--engine", "emulated")
 
 
@@ -58,12 +58,18 @@ def test_a_run_leaves_a_whole_directory_and_nothing_else(tmp_path: pathlib.Path,
     assert {path.name for path in (run.out / "logs").glob("chat-*")} >= {"chat-0-1.log", "chat-1-1.log"}
 
 
-def test_nothing_is_left_of_a_driver_that_is_killed(tmp_path: pathlib.Path, temporary: str) -> None:
+def test_nothing_is_left_of_a_driver_that_is_killed(
+    tmp_path: pathlib.Path, temporary: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("RAY_worker_niceness", raising=False)  # other tests have set it for a Ray of their own
     with command(tmp_path, temporary, *EMULATED) as run:
         run.wait_for_event("request.done")
         running = run.processes()
         assert any("raylet" in said for said in running.values())
         assert any("real.emulated" in said for said in running.values())
+        assert any("ray::ActorHost" in said for said in running.values())
+        driver = os.getpriority(os.PRIO_PROCESS, run.process.pid)
+        assert {said: nice for pid, said in running.items() if (nice := _niceness(pid)) not in (driver, None)} == {}
         sockets = _listening(set(running))
         assert len(sockets) > 4
         run.process.send_signal(signal.SIGKILL)
@@ -184,6 +190,14 @@ def test_what_is_missing_is_one_message_and_nothing_is_started(
         assert (code, out) == (2, "")
         assert re.search(message, err.replace("\n", " ")), err
         assert not run.out.exists() and run.left() == []
+
+
+def _niceness(pid: int) -> int | None:
+    """As ``ps -o ni`` has it; None: the process has ended."""
+    try:
+        return os.getpriority(os.PRIO_PROCESS, pid)
+    except ProcessLookupError:
+        return None
 
 
 def _listening(pids: set[int] | None) -> set[str]:
