@@ -7,19 +7,18 @@ sees: which session and turn a request is, and which version its answer is stamp
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from protocol.errors import SeatrialError
 from protocol.evidence import observer
 from protocol.messages import GenerateRequest
 from protocol.ports import ActorHandle, backend
 from scenarios.client import ClientReport
+from scenarios.episodes import run_share
 from scenarios.schema import WorkloadModel
-from scenarios.turns import send_turn
-from scenarios.workloads.source import sizes
+from scenarios.turns import retire, send_turn
 
 _BLOCKS = 1 << 20  # ids of prefix blocks that a session has for itself
-_RETIRE_S = 30.0
 
 
 @observer
@@ -62,25 +61,9 @@ class AgentClient:
 
     async def run(self) -> ClientReport:
         """Run every episode of this share to its end, and report."""
-        arrivals = self._workload.arrivals
-        assert arrivals is not None and arrivals.agents is not None
-        agents = arrivals.agents
-        sessions = iter(range(self._share, agents.sessions, self._workload.clients))
-        at_once = -(-(agents.at_once or agents.sessions) // self._workload.clients)
-        async with asyncio.TaskGroup() as group:
-            for worker in range(min(at_once, agents.sessions)):
-                group.create_task(self._work(worker, sessions), name=f"agent-{worker}")
+        streams = f"workload.{self._number}.{self._share}."
+        await run_share(self._workload, self._share, self._seed, streams, self._episode)
         return ClientReport(self._sent, self._answered)
-
-    async def _work(self, worker: int, sessions: Iterator[int]) -> None:
-        from sim.random import Streams  # the draws are the same in both worlds
-
-        streams = Streams(self._seed)
-        prefix = f"workload.{self._number}.{self._share}.{worker}."
-        added, output = sizes(self._workload, lambda name: streams.stream(prefix + name))
-        draws = streams.stream(prefix + "agent")
-        for session in sessions:
-            await self._episode(session, added, output, draws.below)
 
     async def _episode(
         self, number: int, added: Callable[[], int], output: Callable[[], int], below: Callable[[int], int]
@@ -103,7 +86,7 @@ class AgentClient:
                 prompt += generated
                 answered += 1
         finally:
-            retired = await self._retire(session)
+            retired = await retire(self._controller, session)
             self._emit(
                 "session.ended",
                 session=session,
@@ -127,15 +110,6 @@ class AgentClient:
             return None
         self._answered += 1
         return answer.result.completion_tokens
-
-    async def _retire(self, session: str) -> bool:
-        """Whatever became of the episode (A-I6). Whether it was acknowledged."""
-        try:
-            async with asyncio.timeout(_RETIRE_S):
-                await self._controller.retire_route_sessions((session,))
-            return True
-        except (SeatrialError, TimeoutError):
-            return False
 
     async def _too_late(self, session: str, prompt: int, output: int) -> None:
         """A tool that comes back after its episode: no router may serve it."""

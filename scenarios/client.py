@@ -89,8 +89,7 @@ class LoadClient:
         """
         from sim.random import Streams  # the draws are the same in both worlds
 
-        if self._workload.from_s:
-            await asyncio.sleep(self._workload.from_s)
+        await wait_to_begin(self._workload)
         streams = Streams(self._seed)
         prefix = f"workload.{self._number}."
         stream = lambda name: streams.stream(prefix + name)  # noqa: E731
@@ -229,6 +228,12 @@ class LoadClient:
             raise error from None
         result: GenerateResult = await self._gateways[turn].generate(request)
         return result
+
+
+async def wait_to_begin(workload: WorkloadModel) -> None:
+    """Sleep until a workload begins, ``from_s`` after the run's. Every client begins with it."""
+    if workload.from_s:
+        await asyncio.sleep(workload.from_s)
 
 
 def record_answer(emit: Callable[..., None], request: str, answer: GenerateResult | JudgeReply) -> None:

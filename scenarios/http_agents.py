@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import dataclasses
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from protocol.errors import Outcome, SeatrialError
@@ -20,9 +20,9 @@ from protocol.ports import ActorHandle, backend
 from protocol.rollout.segments import TraceMatch
 from protocol.serving.chat_template import ChatTemplate
 from scenarios.client import ClientReport, record_failure
+from scenarios.episodes import run_share
 from scenarios.http_answers import OTHER_CALLS, PATHS, HttpAnswer, body_of
 from scenarios.schema import HttpAgentsModel, WorkloadModel
-from scenarios.workloads.source import sizes
 
 LEAVES = ("before_head", "after_head", "between_events", "inside_event", "before_end")
 _STORE_S = 10.0
@@ -94,25 +94,9 @@ class HttpAgentClient:
 
     async def run(self) -> ClientReport:
         """Run every episode of this share to its end, and report."""
-        agents = self._agents
-        if self._workload.from_s:
-            await asyncio.sleep(self._workload.from_s)
-        sessions = iter(range(self._share, agents.sessions, self._workload.clients))
-        at_once = -(-(agents.at_once or agents.sessions) // self._workload.clients)
-        async with asyncio.TaskGroup() as group:
-            for worker in range(min(at_once, agents.sessions)):
-                group.create_task(self._work(worker, sessions), name=f"agent-{worker}")
+        streams = f"http.{self._number}.{self._share}."
+        await run_share(self._workload, self._share, self._seed, streams, self._episode)
         return ClientReport(self._sent, self._answered)
-
-    async def _work(self, worker: int, sessions: Iterator[int]) -> None:
-        from sim.random import Streams  # the draws are the same in both worlds
-
-        streams = Streams(self._seed)
-        prefix = f"http.{self._number}.{self._share}.{worker}."
-        added, output = sizes(self._workload, lambda name: streams.stream(prefix + name))
-        below = streams.stream(prefix + "agent").below
-        for session in sessions:
-            await self._episode(session, added, output, below)
 
     async def _episode(
         self, number: int, added: Callable[[], int], output: Callable[[], int], below: Callable[[int], int]

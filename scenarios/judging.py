@@ -16,7 +16,7 @@ from protocol.errors import SeatrialError
 from protocol.evidence import observer
 from protocol.ports import ActorHandle, backend
 from protocol.serving.judge import JudgeCall, JudgeReply
-from scenarios.client import ClientReport, record_answer, record_failure
+from scenarios.client import ClientReport, record_answer, record_failure, wait_to_begin
 from scenarios.schema import JudgementsModel, WorkloadModel
 from scenarios.workloads.source import sizes
 
@@ -67,8 +67,7 @@ class JudgementClient:
         workload = self._workload
         assert workload.arrivals is not None and workload.arrivals.judgements is not None
         asked = workload.arrivals.judgements
-        if workload.from_s:
-            await asyncio.sleep(workload.from_s)
+        await wait_to_begin(workload)
         streams = Streams(self._seed)
         prefix = f"workload.{self._number}."
         length, most = sizes(workload, lambda name: streams.stream(prefix + name))

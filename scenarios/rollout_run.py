@@ -20,7 +20,7 @@ from protocol.rollout.segments import StoreSnapshot
 from protocol.rollout.trace_store import RolloutTraceStore
 from protocol.training.evaluator import Evaluator
 from protocol.training.learner import Learner, TrainWorker
-from scenarios.client import ClientReport
+from scenarios.client import ClientReport, wait_to_begin
 from scenarios.faults import PublishParams
 from scenarios.publishing import PublicationOperator, Publishing
 from scenarios.rollouts import RolloutAgent
@@ -175,6 +175,7 @@ class RolloutOperator:
 
     async def run(self) -> ClientReport:
         """Produce and train until every group has come to an end that it can come to, and report."""
+        await wait_to_begin(self._workload)
         looking = asyncio.get_running_loop().create_task(self._keep_looking(), name="looking")
         try:
             await self._course()

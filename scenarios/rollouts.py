@@ -25,11 +25,10 @@ from protocol.rollout.segments import TokenizedSegment, TraceMatch, TrainingTrac
 from protocol.rollout.trace_access import TraceAccess
 from scenarios.client import ClientReport
 from scenarios.schema import EpisodesModel, WorkloadModel
-from scenarios.turns import send_turn
+from scenarios.turns import retire, send_turn
 from scenarios.workloads.source import tokens
 
 _BLOCKS = 1 << 20  # ids of prefix blocks that a rollout has for itself
-_RETIRE_S = 30.0
 _WORD = 3
 _WORDS = 36**_WORD
 _DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
@@ -335,12 +334,7 @@ class Episode:
 
     async def _retire(self, turns: int, complete: bool) -> None:
         """Whatever became of the attempt: its route is over (A-I6). The trace is not."""
-        retired = True
-        try:
-            async with asyncio.timeout(_RETIRE_S):
-                await self._agent.controller.retire_route_sessions((self._route,))
-        except (SeatrialError, TimeoutError):
-            retired = False
+        retired = await retire(self._agent.controller, self._route)
         self._agent.emit(
             "session.ended",
             session=self._route,

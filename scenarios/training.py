@@ -17,7 +17,7 @@ from protocol.messages import EngineAddress, GenerateRequest, GenerateResult, We
 from protocol.ports import ActorHandle, backend
 from protocol.serving.admin import post_update_weights
 from protocol.training.checkpoint import load_manifest
-from scenarios.client import ClientReport, record_answer, record_failure
+from scenarios.client import ClientReport, record_answer, record_failure, wait_to_begin
 from scenarios.schema import TrainingModel, WorkloadModel
 from scenarios.workloads.source import sizes, tokens
 
@@ -67,8 +67,7 @@ class TrainingClient:
         workload, emit = self._workload, self._emit
         assert workload.arrivals is not None and workload.arrivals.training is not None
         training: TrainingModel = workload.arrivals.training
-        if workload.from_s:
-            await asyncio.sleep(workload.from_s)
+        await wait_to_begin(workload)
         streams = Streams(self._seed)
         prefix = f"workload.{self._number}."
         prompt, output = sizes(workload, lambda name: streams.stream(prefix + name))

@@ -1,4 +1,4 @@
-"""One turn of an agent, sent to the router of its service, as every agent sends it and records what it sees."""
+"""What every agent does at its service: sends a turn and records what it sees, and retires a session in the end."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from protocol.messages import GenerateRequest
 from protocol.ports import ActorHandle
 from protocol.serving.entrypoint import TurnResult
 from scenarios.client import record_answer, record_failure
+
+_RETIRE_S = 30.0
 
 
 async def send_turn(
@@ -56,3 +58,13 @@ async def send_turn(
     )
     record_answer(emit, name, result)
     return answer
+
+
+async def retire(controller: ActorHandle, session: str) -> bool:
+    """Tell the RolloutController that an episode is over, whatever became of it (A-I6); whether it acknowledged."""
+    try:
+        async with asyncio.timeout(_RETIRE_S):
+            await controller.retire_route_sessions((session,))
+        return True
+    except (SeatrialError, TimeoutError):
+        return False

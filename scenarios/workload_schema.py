@@ -254,6 +254,10 @@ class WorkloadModel(SpecModel):
     @model_validator(mode="after")
     def _complete(self) -> WorkloadModel:
         exactly_one(self, ("trace", "arrivals"), "workload")
+        loop = None if self.arrivals is None else self.arrivals.closed_loop
+        times = [phase.from_s for phase in self.phases]
+        if times and (loop is None or times != sorted(set(times))):
+            raise PydanticCustomError("phases", "'phases' go with a closed loop, and their from_s must rise", {})
         drawn = ("prompt_tokens", "output_tokens", "for_s", "requests")
         if self.trace is not None:
             for name in drawn:
@@ -285,10 +289,6 @@ class WorkloadModel(SpecModel):
                     "'for_s', 'requests' and 'clients' do not go with judgements and training; they have their own", {},
                 )  # fmt: skip
             return self
-        loop = self.arrivals.closed_loop
-        times = [phase.from_s for phase in self.phases]
-        if times and (loop is None or times != sorted(set(times))):
-            raise PydanticCustomError("phases", "'phases' go with a closed loop, and their from_s must rise", {})
         if self.for_s is None and self.requests is None and (loop is None or loop.turns is None):
             raise PydanticCustomError("endless", "the workload never ends; give 'for_s' or 'requests'", {})
         if loop is not None and self.requests is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from analysis.verdict import Judge, Verdict
+from protocol.evidence import Event
 from scenarios.load import load
 from scenarios.runner import preregistered
 from scenarios.sim_world import SimStage
@@ -26,6 +27,18 @@ def judged(name: str, *changes: str) -> Verdict:
 def test_it_passes_with_its_own_seed(name: str) -> None:
     verdict = judged(name)
     assert verdict.result == "pass", verdict.failed()
+
+
+@pytest.mark.parametrize("name", ["gate_poison", "session_server_edges", "trace_ownership"])
+def test_agents_begin_when_their_workload_does(name: str) -> None:
+    scenario = load(name, ["workload.0.from_s=7", "steps=[]", "acceptance=[]"])
+    service = scenario.model.workload[0].service
+    events: list[Event] = []
+    with SimStage(scenario, 1, sinks=[events.append]) as stage:
+        stage.run()
+    began = next(event.t_s for event in events if event.kind == "run.workload")
+    first = next(event.t_s for event in events if event.kind == "turn.sent" and event.data["service"] == service)
+    assert 7 <= first - began < 8
 
 
 @pytest.mark.parametrize("service", ["group", "disk"])
