@@ -5,7 +5,7 @@ checks that generate and take a second at least, abort by prefix of the request 
 weights all the same, new requests accepted after SIGTERM, requests of a pause that are counted nowhere.
 
 The class knows no network: calls are plain methods, answers come by callback at the simulated instant at which the
-engine would send them. ``sim/engines.py`` puts it behind addresses, latencies and faults.
+engine would send them. ``sim/engine_process.py`` puts it behind addresses, latencies and faults.
 """
 
 from __future__ import annotations

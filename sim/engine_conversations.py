@@ -10,7 +10,7 @@ from sim.engine_json import JsonCall
 from sim.engine_openai import CHAT
 
 if TYPE_CHECKING:
-    from sim.engines import EngineProcess
+    from sim.engine_process import EngineProcess
 
 
 class Conversations:

@@ -15,7 +15,7 @@ from sim.engine_json import DONE, BadBody, JsonCall, event_text, json_object
 from sim.network import CONTROL, REPLY
 
 if TYPE_CHECKING:
-    from sim.engines import EngineProcess
+    from sim.engine_process import EngineProcess
     from sim.http import Exchange
 
 __all__ = ["ROUTES", "serve_json"]

@@ -17,7 +17,7 @@ from protocol.training.checkpoint import hash_weights
 from sim.engine_types import AdminResult
 
 if TYPE_CHECKING:
-    from sim.engines import EngineProcess
+    from sim.engine_process import EngineProcess
 
 Answer = Callable[[AdminResult], None]
 

@@ -10,7 +10,7 @@ from protocol.faulting import FaultRefused, Target
 from sim.actors import ActorProcess
 from sim.answer_faults import AnswerFault
 from sim.cluster import Node
-from sim.engines import EngineProcess
+from sim.engine_process import EngineProcess
 from sim.network import Fate, FateKind
 from sim.placement import PlacementFault
 from sim.storage import StorageFault

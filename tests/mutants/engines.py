@@ -75,7 +75,7 @@ class KeepsOldPrefixes(SimEngine):
 
 
 def _engine(name: str, source: str, cls: type, scenario: str, check: str) -> Mutant:
-    return Mutant(name, source, "sim.engines:SimEngine", SimEngine, cls, scenario, check)
+    return Mutant(name, source, "sim.engine_process:SimEngine", SimEngine, cls, scenario, check)
 
 
 MUTANTS = (
