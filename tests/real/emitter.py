@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pathlib
 import sys
-import time
 
 from real.evidence import ProcessLog
 
@@ -20,14 +19,12 @@ def main() -> None:
         for _ in range(n):
             for fault in log.faults.active("torn_export"):
                 log.faults.claim(fault, f"tear {name}")
-    elif what == "claim_until_healed":
+    elif what == "claim_until_told":
         met = 0
-        ends = time.monotonic() + 30
-        while time.monotonic() < ends:
-            standing = list(log.faults.active("reply_lost"))
-            if not standing and met:
-                break
-            met += sum(log.faults.claim(fault, "reply_lost") for fault in standing)
+        while not pathlib.Path(folder, "enough").exists():
+            met += sum(log.faults.claim(fault, "reply_lost") for fault in log.faults.active("reply_lost"))
+            if met:
+                pathlib.Path(folder, f"met-{name}").touch()
         print(met)
     elif what == "spend":
         for _ in range(n):

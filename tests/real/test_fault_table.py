@@ -15,6 +15,7 @@ from real.census import Census, OwnCard
 from real.evidence import ProcessLog
 from real.faults.table import Armed, Standing, TableWriter
 from tests.real.local_ray import environment
+from tests.real.run_command import until
 
 EMITTER = pathlib.Path(__file__).with_name("emitter.py")
 
@@ -45,12 +46,15 @@ def test_eight_processes_have_exactly_so_many_hits(tmp_path: pathlib.Path) -> No
 def test_nobody_has_a_hit_after_the_healing(tmp_path: pathlib.Path) -> None:
     writer = TableWriter(str(tmp_path))
     writer.put(Standing(1, "reply_lost", {"count": None}))
-    running = [process(tmp_path, f"p-{n}", "claim_until_healed", 0) for n in range(4)]
-    while writer.hits(1) < 200:
-        time.sleep(0.01)
-    writer.withdraw(1)
-    hits = writer.hits(1)
-    met = [int(one.communicate(timeout=60)[0]) for one in running]
+    running = [process(tmp_path, f"p-{n}", "claim_until_told", 0) for n in range(4)]
+    try:
+        until(lambda: writer.hits(1) >= 200 and len(list(tmp_path.glob("met-*"))) == 4, 60)  # all of them are at it
+        writer.withdraw(1)
+        hits = writer.hits(1)
+        time.sleep(0.3)  # they go on asking
+    finally:
+        (tmp_path / "enough").touch()
+        met = [int(one.communicate(timeout=60)[0]) for one in running]
     assert sum(met) == hits == writer.hits(1)
 
 
