@@ -108,7 +108,11 @@ def test_training_goes_on_as_published() -> None:
     [
         ("smoke", "workload.arrivals={judgements: {}}", "no ingress for judgements"),
         ("smoke", "workload.phases=[{from_s: 1, prompt_tokens: {fixed: 1}, output_tokens: {fixed: 1}}]", "closed loop"),
-        ("gate_poison", "workload.0.phases=[{from_s: 1, prompt_tokens: {fixed: 1}, output_tokens: {fixed: 1}}]", "loop"),
+        (
+            "gate_poison",
+            "workload.0.phases=[{from_s: 1, prompt_tokens: {fixed: 1}, output_tokens: {fixed: 1}}]",
+            "loop",
+        ),
         ("train_continuity", "workload.arrivals.training.rollout_service=nobody", "unknown service 'nobody'"),
         ("reward_consistency", "topology.services.genrm.engine_options.gpu=voodoo", "gpu"),
         ("manual_1_2_1", "steps.0={at_s: 1, do: sync_weights, with: {version: '2'}}", "kind rollout"),
