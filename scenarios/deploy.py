@@ -23,9 +23,10 @@ from protocol.training.checkpoint import Exporter
 from scenarios.agents import AgentClient
 from scenarios.autoscaling import Autoscaling, deploy_autoscaling
 from scenarios.client import LoadClient
+from scenarios.cross_checks import load_class
 from scenarios.http_agents import HttpAgentClient
 from scenarios.judging import JudgementClient
-from scenarios.load import Scenario, load_class
+from scenarios.load import Scenario
 from scenarios.publishing import Publishing, deploy_publishing
 from scenarios.rollout_run import Rollouts, deploy_rollouts
 from scenarios.scaling import ScaleOperator

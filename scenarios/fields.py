@@ -28,6 +28,12 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     return f"{meant} known: {', '.join(names)}"
 
 
+def shortened(value: object) -> str:
+    """A value as it is shown in an error: at most 80 characters."""
+    shown = repr(value)
+    return shown if len(shown) <= 80 else f"{shown[:77]}..."
+
+
 def _stem(key: str) -> str:
     for unit in UNITS:
         if key.endswith(unit) and len(key) > len(unit):

@@ -122,3 +122,34 @@ class YamlTree:
             self._lines[(*path, key)] = key_node.start_mark.line + 1
             made[key] = self._value(value_node, (*path, key))
         return made
+
+
+class Places:
+    """Where a key stands: a line of the file, or the ``--set`` that gave it.
+
+    Args:
+        tree: of the file.
+        changed: path and text of each ``--set``.
+    """
+
+    def __init__(self, tree: YamlTree, changed: list[tuple[Path, str]]) -> None:
+        self.tree = tree
+        self.changed = changed
+
+    def of(self, path: Sequence[str | int]) -> str:
+        for where, change in self.changed:
+            if tuple(path[: len(where)]) == where:
+                return f"--set {change}"
+        return self.tree.place(path)
+
+    def name(self, path: Sequence[str | int]) -> str:
+        """Place and key: how an error begins."""
+        return f"{self.of(path)}: {dotted(path)}"
+
+
+def dotted(path: Sequence[str | int]) -> str:
+    """``steps[2].when.event``."""
+    text = ""
+    for part in path:
+        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else str(part)
+    return text

@@ -13,6 +13,8 @@ from scenarios.workloads.azure import read_azure
 from scenarios.workloads.burstgpt import read_burstgpt
 from scenarios.workloads.mooncake import read_mooncake
 
+TRACES = pathlib.Path(__file__).resolve().parent.parent / "traces"
+"""Those that are shipped with the package."""
 READERS: dict[str, Callable[..., Iterator[Arrival]]] = {
     "azure": read_azure,
     "mooncake": read_mooncake,

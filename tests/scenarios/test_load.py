@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 
 from analysis.errors import BadInput
+from scenarios.cross_checks import process_names
 from scenarios.faults import CATALOG, FAULTS, VERBS
-from scenarios.load import TRACES, Scenario, catalog, load, parse, process_names
+from scenarios.load import Scenario, catalog, load, parse
 from scenarios.steps import MEETS
+from scenarios.workloads.source import TRACES
 from sim.fault_kinds import IMPLEMENTED
 from tests.scenarios.conftest import ROOT
 

@@ -12,14 +12,13 @@ from typing import Any
 import pytest
 
 from analysis.errors import BadInput
-from scenarios.load import TRACES
 from scenarios.schema import WorkloadModel
 from scenarios.workloads import synthetic
 from scenarios.workloads.arrival import REORDER_WINDOW, Arrival, Counts
 from scenarios.workloads.azure import read_azure
 from scenarios.workloads.burstgpt import read_burstgpt
 from scenarios.workloads.mooncake import read_mooncake
-from scenarios.workloads.source import closed_loop, open_loop
+from scenarios.workloads.source import TRACES, closed_loop, open_loop
 from sim.random import Streams
 
 AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens"
