@@ -74,12 +74,24 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def group_of(item: pytest.Item) -> str | None:
+    """Which tests share a process where several run side by side (``-n 3 --dist loadgroup``); None: any of them.
+
+    Tests of the real world wait more than they compute, for processes, time-outs and Ray. ``real``: those of one Ray
+    that they share; ``clusters``: those whose runs have clusters of their own; ``sglang``: genuine engines.
+    """
+    if item.get_closest_marker("own_cluster"):
+        return "clusters"
+    if item.get_closest_marker("sglang_cpu"):
+        return "sglang"
+    return "real" if item.get_closest_marker("ray") or "/tests/real/" in item.path.as_posix() else None
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:  # first: pytest-xdist reads the groups in a hook of its own
-        real = "/tests/real/" in item.path.as_posix()
-        if real or item.get_closest_marker("ray") or item.get_closest_marker("sglang_cpu"):
-            item.add_marker(pytest.mark.xdist_group("real"))
+        if group := group_of(item):
+            item.add_marker(pytest.mark.xdist_group(group))
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -39,7 +39,7 @@ def arm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 
 
 AT_ONCE = {"emulated": 4}
-"""How many engines of an arm are asked side by side, one without a word here: most facts wait, and these cost little."""
+"""How many engines of an arm are asked side by side, else one: most facts wait, and emulated engines cost little."""
 
 
 @pytest.fixture(scope="module")

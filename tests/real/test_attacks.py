@@ -19,7 +19,7 @@ from analysis.verdict import Verdict, judge_run
 from real.census import Census
 from tests.real.run_command import ROOT, TINY, Command, command
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow]
+pytestmark = [pytest.mark.ray, pytest.mark.own_cluster, pytest.mark.slow]
 EMULATED = ("--engine", "emulated", "--no-report")
 QUIET = TINY.replace("  - {at_s: 2, do: sigkill, target: busiest_replica}\n", "  []\n").replace("for_s: 6", "for_s: 10")
 

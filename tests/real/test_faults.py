@@ -78,6 +78,7 @@ print("ended")
 
 
 @pytest.mark.ray
+@pytest.mark.own_cluster
 class TestTwoNodes:
     """Each in a process of its own: a Ray of several raylets is another one than that of the other tests."""
 

@@ -15,7 +15,7 @@ import pytest
 from tests.real.run_command import ROOT, Command, command, until
 from tests.real.test_http_scaling import Client
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.own_cluster]
 
 WATCHED = """\
 name: watched

@@ -14,7 +14,7 @@ from analysis.rundir import RunDir
 from protocol.evidence import Event
 from tests.real.local_ray import ROOT
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow]
+pytestmark = [pytest.mark.ray, pytest.mark.own_cluster, pytest.mark.slow]
 _WITHIN_S = 900
 
 

@@ -98,6 +98,7 @@ OUTSIDE = "from protocol.serving.gateway import Gateway\nclass Mine(Gateway):\n 
 
 
 @pytest.mark.ray
+@pytest.mark.own_cluster
 def test_the_command_uses_a_cluster_and_leaves_it(tmp_path: pathlib.Path, cluster: str) -> None:
     modules = tmp_path / "modules"
     modules.mkdir()
@@ -121,6 +122,7 @@ def test_the_command_uses_a_cluster_and_leaves_it(tmp_path: pathlib.Path, cluste
 
 
 @pytest.mark.ray
+@pytest.mark.own_cluster
 def test_a_raylet_killed_in_the_middle_costs_no_seed_and_counts_none_twice() -> None:
     ran = subprocess.run(
         [sys.executable, "-m", "tests.bench.ray_sweep", "60", "minimal", "--lose", "--raylets", "2"],
