@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import pathlib
@@ -31,19 +32,57 @@ def temporary() -> Iterator[str]:
         yield folder
 
 
-def test_a_run_leaves_a_whole_directory_and_nothing_else(tmp_path: pathlib.Path, temporary: str) -> None:
-    with command(tmp_path, temporary, *EMULATED, "--json") as run:
-        run.wait_for_event("request.done")
-        code, out, err = run.wait()
-        assert code == 0, out + err
-        assert run.left() == []
-    said = json.loads(out)
+OUTSIDE = """
+from protocol.serving.gateway import Gateway
+
+class OwnGateway(Gateway):
+    pass
+"""
+WITH_OUTSIDE = ("--set", "topology.services.chat.components={gateway: 'outside:OwnGateway'}",
+                "--set", "topology.services.chat.gateways=2", "--set", "workload.clients=2")  # fmt: skip
+
+
+def outside(folder: pathlib.Path) -> pathlib.Path:
+    """A folder of a user's own modules."""
+    modules = folder / "elsewhere"
+    modules.mkdir()
+    (modules / "outside.py").write_text(OUTSIDE)
+    return modules
+
+
+@dataclasses.dataclass(frozen=True)
+class Ended:
+    """A run that has ended: what the command said, and what it left outside its run directory."""
+
+    code: int
+    out: str
+    err: str
+    left: list[str]
+    directory: RunDir
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Ended:
+    """A run to its end, with a class of a user's own."""
+    folder = tmp_path_factory.mktemp("whole")
+    with tempfile.TemporaryDirectory(prefix="st") as temporary:
+        with command(folder, temporary, *EMULATED, "--json", *WITH_OUTSIDE, modules=outside(folder)) as run:
+            run.wait_for_event("request.done")
+            code, out, err = run.wait()
+            assert run.out.exists(), out + err
+            return Ended(code, out, err, run.left(), RunDir.open(run.out))
+
+
+def test_a_run_leaves_a_whole_directory_and_nothing_else(whole: Ended) -> None:
+    assert whole.code == 0, whole.out + whole.err
+    assert whole.left == []
+    said = json.loads(whole.out)
     assert (said["backend"], said["result"], said["left_behind"], said["not_done"]) == ("real", "pass", [], [])
-    directory = RunDir.open(run.out)
+    directory = whole.directory
     assert verify_manifest(directory) == []
     assert judge_run(directory).as_json() == json.loads(directory.verdict.read_text())
     assert directory.info().backend == "real"
-    assert sorted(path.name for path in run.out.iterdir()) == [
+    assert sorted(path.name for path in directory.path.iterdir()) == [
         "events.jsonl", "logs", "manifest.json", "report.html", "run.json", "trace.json", "verdict.json",
     ]  # fmt: skip
     events = list(directory.read_events())
@@ -55,7 +94,7 @@ def test_a_run_leaves_a_whole_directory_and_nothing_else(tmp_path: pathlib.Path,
                and event.data["role"] == "engine"}  # fmt: skip
     assert engines == {"chat-0": "node-0", "chat-1": "node-1"}
     assert not [event for event in events if event.kind in ("run.tail", "run.anomaly", "leak.found")]
-    assert {path.name for path in (run.out / "logs").glob("chat-*")} >= {"chat-0-1.log", "chat-1-1.log"}
+    assert {path.name for path in (directory.path / "logs").glob("chat-*")} >= {"chat-0-1.log", "chat-1-1.log"}
 
 
 def test_nothing_is_left_of_a_driver_that_is_killed(
@@ -130,25 +169,8 @@ def test_an_engine_that_dies_at_its_start_fails_the_deployment_at_once(tmp_path:
     assert "real.emulated: " in err and "broken.yaml" in err  # its own last words
 
 
-OUTSIDE = """
-from protocol.serving.gateway import Gateway
-
-class OwnGateway(Gateway):
-    pass
-"""
-WITH_OUTSIDE = ("--set", "topology.services.chat.components={gateway: 'outside:OwnGateway'}",
-                "--set", "topology.services.chat.gateways=2", "--set", "workload.clients=2")  # fmt: skip
-
-
-def test_a_users_class_from_elsewhere_runs_on_every_node(tmp_path: pathlib.Path, temporary: str) -> None:
-    modules = tmp_path / "elsewhere"
-    modules.mkdir()
-    (modules / "outside.py").write_text(OUTSIDE)
-    with command(tmp_path, temporary, *EMULATED, *WITH_OUTSIDE, modules=modules) as run:
-        code, out, err = run.wait()
-        assert code == 0, out + err
-        assert run.left() == []
-    born = [event for event in RunDir.open(run.out).read_events() if event.kind == "actor.spawned"]
+def test_a_users_class_from_elsewhere_runs_on_every_node(whole: Ended) -> None:
+    born = [event for event in whole.directory.read_events() if event.kind == "actor.spawned"]
     assert {(e.actor, e.data["cls"], e.data["node"]) for e in born if e.actor.startswith("gateway")} == {
         ("gateway-chat-0", "outside.OwnGateway", "node-0"), ("gateway-chat-1", "outside.OwnGateway", "node-1"),
     }  # fmt: skip
@@ -236,12 +258,14 @@ def test_a_cluster_of_others_is_used_and_left_as_it_was(
     tmp_path: pathlib.Path, temporary: str, other_cluster: str
 ) -> None:
     host, port = other_cluster.rsplit(":", 1)
-    with command(tmp_path, temporary, *EMULATED, "--ray", other_cluster) as run:
+    modules = outside(tmp_path)  # no node of that cluster knows them
+    with command(tmp_path, temporary, *EMULATED, "--ray", other_cluster, *WITH_OUTSIDE, modules=modules) as run:
         code, out, err = run.wait()
         assert code == 0, out + err
         assert run.left() == []
-    nodes = {event.data["node"] for event in RunDir.open(run.out).read_events() if event.kind == "actor.spawned"}
-    assert nodes == {"node-0", "node-1"}
+    born = [event.data for event in RunDir.open(run.out).read_events() if event.kind == "actor.spawned"]
+    assert {data["node"] for data in born} == {"node-0", "node-1"}
+    assert any(data["cls"] == "outside.OwnGateway" for data in born)
     assert _on_cluster(other_cluster) == []
     (tmp_path / "second").mkdir()
     with command(tmp_path / "second", temporary, *EMULATED, "--ray", other_cluster) as run:
@@ -252,14 +276,6 @@ def test_a_cluster_of_others_is_used_and_left_as_it_was(
         until(lambda: not _on_cluster(other_cluster), 30)
     with socket.create_connection((host, int(port)), timeout=5):
         pass  # Ray itself goes on
-    (tmp_path / "outside").mkdir()
-    (tmp_path / "outside" / "outside.py").write_text(OUTSIDE)
-    modules = tmp_path / "outside"
-    with command(
-        tmp_path / "outside", temporary, *EMULATED, "--ray", other_cluster, *WITH_OUTSIDE, modules=modules
-    ) as run:
-        code, out, err = run.wait()
-        assert code == 0, out + err
     small = ("--set", "topology.gpus_per_node=2")
     (tmp_path / "third").mkdir()
     with command(tmp_path / "third", temporary, *EMULATED, "--ray", other_cluster, *small) as run:
