@@ -37,11 +37,21 @@ class Criterion(Check, Generic[P]):
         said = ", ".join(f"{key}={_as_in_yaml(value)}" for key, value in given.items())
         return f"{self.name}({said})" if said else self.name
 
+    def fall_short(self, explain: str, *seqs: int) -> None:
+        """Less was seen than is asked for: a violation once the run has ended, for before that more may come."""
+        (self.violation if self.ledger.ended else self.doubt)(explain, *seqs)
+
 
 def _as_in_yaml(value: object) -> str:
     if isinstance(value, dict):
         return "{" + ", ".join(f"{key}: {_as_in_yaml(value[key])}" for key in sorted(value)) + "}"
     return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+class AtLeast(Parameters):
+    """Of criteria that count; each says what."""
+
+    at_least: int = Field(default=1, ge=1)
 
 
 class Fraction(Parameters):

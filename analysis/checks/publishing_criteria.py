@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import Field
 
 from analysis.checks.base import Handler
-from analysis.checks.criteria import Criterion, Parameters
+from analysis.checks.criteria import AtLeast, Criterion, Parameters
 from analysis.checks.ledger import Ledger
 from protocol.evidence import Event
 
@@ -41,19 +41,14 @@ class TurnsAtVersions(Criterion[ModelSteps]):
         for step, count in self._counts.items():
             if step not in self.parameters.model_steps:
                 self.violation(f"{count} turns are stamped {step}", self._seq_of[step])
-        short = self.violation if self.ledger.ended else self.doubt
         for step in self.parameters.model_steps:
             count = self._counts.get(step, 0)
             if self.judged and count < self.parameters.at_least:
                 seqs = [self._seq_of[step]] if count else list(self._seq_of.values())
-                short(f"{count} turns are stamped {step}, less than {self.parameters.at_least}", *seqs)
+                self.fall_short(f"{count} turns are stamped {step}, less than {self.parameters.at_least}", *seqs)
 
     def observed(self) -> str:
         return ", ".join(f"{self._counts[step]} at {step}" for step in sorted(self._counts)) or "no turns"
-
-
-class AtLeast(Parameters):
-    at_least: int = Field(default=1, ge=1)
 
 
 class SessionsAcrossUpdates(Criterion[AtLeast]):
@@ -87,8 +82,7 @@ class SessionsAcrossUpdates(Criterion[AtLeast]):
 
     def conclude(self) -> None:
         if self.judged and self._across < self.parameters.at_least:
-            short = self.violation if self.ledger.ended else self.doubt
-            short(f"{self._across} of {self.judged} episodes lived across an update", *self._seqs)
+            self.fall_short(f"{self._across} of {self.judged} episodes lived across an update", *self._seqs)
 
     def observed(self) -> str:
         return f"{self._across} of {self.judged} episodes"
@@ -116,8 +110,7 @@ class PrefixHits(Criterion[AtLeast]):
 
     def conclude(self) -> None:
         if self.judged and self._hits < self.parameters.at_least:
-            short = self.violation if self.ledger.ended else self.doubt
-            short(f"{self._hits} of {self.judged} generations used a cached prefix", self._last)
+            self.fall_short(f"{self._hits} of {self.judged} generations used a cached prefix", self._last)
 
     def observed(self) -> str:
         return f"{self._hits} of {self.judged} generations"
@@ -151,8 +144,7 @@ class DistinctWeights(Criterion[AtLeast]):
     def conclude(self) -> None:
         if self.judged and len(self._by_hash) < self.parameters.at_least:
             seqs = [event.seq for event in self._by_hash.values()]
-            short = self.violation if self.ledger.ended else self.doubt
-            short(f"{len(self._by_hash)} distinct weights, less than {self.parameters.at_least}", *seqs)
+            self.fall_short(f"{len(self._by_hash)} distinct weights, less than {self.parameters.at_least}", *seqs)
 
     def observed(self) -> str:
         return f"{len(self._by_hash)} distinct weights in {self.judged} updates"

@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-from pydantic import Field
-
 from analysis.checks.base import Handler
-from analysis.checks.criteria import Criterion, Parameters
+from analysis.checks.criteria import AtLeast, Criterion
 from analysis.checks.ledger import Ledger
 from analysis.checks.traces_views import Services
 from protocol.evidence import Event
 
 
-class Cleanups(Parameters):
-    at_least: int = Field(default=1, ge=1)
-
-
-class CleanupsKeptOthers(Criterion[Cleanups]):
+class CleanupsKeptOthers(Criterion[AtLeast]):
     """The learner cleaned up while others had sessions in the trace store, and they found theirs afterwards (E10)."""
 
     name = "cleanups_kept_others"
     expected = "at least the stated number of cleanups with a session of others that lived through it"
-    model = Cleanups
+    model = AtLeast
 
-    def __init__(self, ledger: Ledger, parameters: Cleanups) -> None:
+    def __init__(self, ledger: Ledger, parameters: AtLeast) -> None:
         super().__init__(ledger, parameters)
         self._services = Services()
         self._live: dict[str, dict[str, list[int]]] = {}  # service -> session in flight -> cleanups since its last look
@@ -76,21 +70,22 @@ class CleanupsKeptOthers(Criterion[Cleanups]):
 
     def conclude(self) -> None:
         if self.judged and len(self._proved) < self.parameters.at_least:
-            short = self.violation if self.ledger.ended else self.doubt
-            short(f"others' sessions lived through {len(self._proved)} of {self.judged} cleanups", *self._seqs)
+            self.fall_short(
+                f"others' sessions lived through {len(self._proved)} of {self.judged} cleanups", *self._seqs
+            )
 
     def observed(self) -> str:
         return f"{len(self._proved)} of {self.judged} cleanups"
 
 
-class RecordedBetween(Criterion[Cleanups]):
+class RecordedBetween(Criterion[AtLeast]):
     """Turns were recorded between the take of a batch and the cleanup after it (E11): without, a run shows nothing."""
 
     name = "recorded_between_take_and_cleanup"
     expected = "at least the stated number of batches"
-    model = Cleanups
+    model = AtLeast
 
-    def __init__(self, ledger: Ledger, parameters: Cleanups) -> None:
+    def __init__(self, ledger: Ledger, parameters: AtLeast) -> None:
         super().__init__(ledger, parameters)
         self._services = Services()
         self._taking: dict[int, str] = {}
@@ -129,8 +124,7 @@ class RecordedBetween(Criterion[Cleanups]):
 
     def conclude(self) -> None:
         if self.judged and self._between < self.parameters.at_least:
-            short = self.violation if self.ledger.ended else self.doubt
-            short(
+            self.fall_short(
                 f"turns were recorded between take and cleanup of {self._between} of {self.judged} batches", *self._seqs
             )
 
