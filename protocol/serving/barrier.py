@@ -1,15 +1,21 @@
-"""A publication barrier as data, and how one stage is done everywhere at once. What RolloutController is made on."""
+"""A publication barrier as data, and how one stage of it is done everywhere at once. What RolloutController is made on.
+
+Source: serving.md 3.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, Literal
 
-from protocol.errors import BarrierError, GatePoisoned, Outcome, SeatrialError
+from protocol.config import AdminConfig, ControllerConfig
+from protocol.errors import ActorDied, BarrierError, CallCancelled, GatePoisoned, Outcome, SeatrialError
 from protocol.messages import EngineAddress, message
-from protocol.ports import ActorHandle
+from protocol.ports import ActorHandle, backend
+from protocol.serving.admin import AdminResult, operate, reported_weights
+from protocol.serving.gate import GateSnapshot
 
 Stage = Literal["sealing", "drained", "resuming"]
 Topology = dict[str, EngineAddress]
@@ -65,6 +71,133 @@ class Barrier:
         return {name: address for name, address in self.topology.items() if name not in self.fenced}
 
 
+class Stages:
+    """Asks one thing of every gate, or of every backend, at once, by the deadline of the barrier. Emits each stage.
+
+    Args:
+        config: longest wait for one call.
+        admin: time-outs and attempts of the POSTs to backends.
+        members: the entrypoints.
+    """
+
+    def __init__(self, config: ControllerConfig, admin: AdminConfig, members: tuple[Member, ...]) -> None:
+        self._config = config
+        self._admin = admin
+        self._members = {member.name: member for member in members}
+        self._barrier: Barrier | None = None
+        self._posts = asyncio.Semaphore(admin.fan_out)
+
+    async def _gates(
+        self,
+        members: tuple[Member, ...],
+        stage: str,
+        method: str,
+        deadline: float,
+        arguments: Callable[[float], tuple[Any, ...]],
+    ) -> None:
+        """Have every gate do one thing, all at once; ``arguments`` gets the seconds that are left."""
+        self._check_deadline(stage, deadline)
+
+        async def one(member: Member) -> None:
+            await self._ask(member.gate, method, arguments, deadline)
+
+        await self._stage(stage, members, one)
+
+    async def _ask(self, gate: ActorHandle, method: str, arguments: Any, deadline: float) -> Any:
+        """Call a gate until it answers or the time is up. What a gate is asked to do is idempotent for its epoch."""
+        while (left_s := deadline - _now()) > 0:
+            given = arguments(left_s) if callable(arguments) else arguments
+            try:
+                async with asyncio.timeout(min(left_s, self._config.call_timeout_s)):
+                    return await getattr(gate, method)(*given)
+            except (TimeoutError, CallCancelled):
+                continue  # slow, or lost: the outcome is unknown, and asking again is harmless
+        raise BarrierError(f"{gate.name} did not answer {method} in time", stage=method)
+
+    async def _post(
+        self, topology: Topology, stage: str, route: str, body: dict[str, Any], deadline: float | None
+    ) -> tuple[AdminResult, ...]:
+        """One POST to every backend; a failure or a time-out of any fails the stage, after all have ended."""
+        if deadline is not None:
+            self._check_deadline(stage, deadline)
+        results: list[AdminResult] = []
+
+        async def one(address: EngineAddress) -> None:
+            try:
+                async with asyncio.timeout_at(deadline), self._posts:
+                    result = await operate(address, route, dict(body), self._admin)
+            except TimeoutError:
+                raise BarrierError(f"{address.name} did not answer {route} in time", stage=stage) from None
+            if result.outcome != Outcome.DONE.value:
+                raise BarrierError(f"{address.name} {route}: {result.error}", outcome=Outcome(result.outcome))
+            results.append(result)
+
+        await self._stage(stage, tuple(topology.values()), one)
+        return tuple(results)
+
+    async def _check_served(self, topology: Topology, version: str, deadline: float) -> None:
+        """A gate opens only with a version that its backend really serves (G-I6); a label is not believed."""
+        self._check_deadline("served", deadline)
+        timeout_s = self._config.call_timeout_s
+
+        async def one(address: EngineAddress) -> None:
+            client = backend().engines.client(address)
+            last: SeatrialError | None = None
+            try:
+                async with asyncio.timeout_at(deadline), self._posts:
+                    while True:
+                        try:
+                            served, _ = await reported_weights(
+                                client, connect_timeout_s=timeout_s, read_timeout_s=timeout_s
+                            )
+                            break
+                        except SeatrialError as error:
+                            last = error
+                            await asyncio.sleep(self._admin.reconcile_interval_s)
+            except TimeoutError:
+                raise BarrierError(f"{address.name} did not say what it serves: {last}", stage="served") from None
+            if served != version:
+                raise BarrierError(
+                    f"{address.name} serves version {served!r}, not {version!r}", outcome=Outcome.NOT_DONE
+                )
+
+        await self._stage("served", tuple(topology.values()), one)
+
+    async def _stage(self, stage: str, parts: Iterable[Any], one: Callable[[Any], Awaitable[None]]) -> None:
+        try:
+            await everywhere(stage, tuple(parts), one)
+        except SeatrialError as error:
+            self._emit("failed", f"{stage}: {error.message}")
+            raise
+        self._emit(stage)
+
+    async def _snapshots(self, members: tuple[Member, ...], deadline: float) -> dict[str, GateSnapshot]:
+        found: dict[str, GateSnapshot] = {}
+
+        async def one(member: Member) -> None:
+            try:
+                found[member.name] = await self._ask(member.gate, "snapshot", (), deadline)
+            except ActorDied:
+                # It was restarted before this barrier, and is closed. A question may be asked again in any case.
+                gate = await backend().lookup(member.gate.name)
+                found[member.name] = await self._ask(gate, "snapshot", (), deadline)
+                self._members[member.name] = member.with_gate(gate)
+
+        await self._stage("asked", members, one)
+        return found
+
+    def _deadline(self, timeout_s: float | None, default_s: float) -> float:
+        return _now() + (default_s if timeout_s is None else timeout_s)
+
+    def _check_deadline(self, stage: str, deadline: float) -> None:
+        if _now() >= deadline:
+            raise BarrierError(f"the time was up before anything was {stage}", stage=stage)
+
+    def _emit(self, stage: str, detail: str = "") -> None:
+        epoch = 0 if self._barrier is None else self._barrier.epoch
+        backend().emit("controller.stage", epoch=epoch, stage=stage, detail=detail)
+
+
 async def everywhere(stage: str, parts: tuple[Any, ...], one: Callable[[Any], Awaitable[None]]) -> None:
     """Do one thing to all parts at once, and wait for all of them to end, whatever becomes of any.
 
@@ -93,3 +226,7 @@ async def everywhere(stage: str, parts: tuple[Any, ...], one: Callable[[Any], Aw
         stage=stage,
         failed=len(failures),
     )
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

@@ -20,22 +20,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Iterable, Iterator
-from typing import Any, Literal
+from collections.abc import Iterator
+from typing import Literal
 
 from protocol.config import AdminConfig, ControllerConfig
-from protocol.errors import ActorDied, BarrierError, CallCancelled, GatePoisoned, Outcome, SeatrialError
+from protocol.errors import BarrierError, GatePoisoned, Outcome, SeatrialError
 from protocol.messages import EngineAddress
 from protocol.ports import ActorHandle, backend
-from protocol.serving.admin import AdminResult, operate, reported_weights
-from protocol.serving.barrier import Barrier, BarrierView, Member, Topology, everywhere
+from protocol.serving.admin import AdminResult, reported_weights
+from protocol.serving.barrier import Barrier, BarrierView, Member, Stages, Topology
 from protocol.serving.gate import GateSnapshot
 from protocol.serving.peer import PEER_LOST, Peer
 
 PauseMode = Literal["abort", "retract", "in_place"]
 
 
-class RolloutController:
+class RolloutController(Stages):
     """Pauses, continues and publishes over a fixed set of entrypoints. An actor.
 
     Args:
@@ -56,15 +56,11 @@ class RolloutController:
         prober: ActorHandle | None = None,
         router: ActorHandle | None = None,
     ) -> None:
-        self._config = config
-        self._admin = admin
-        self._members = {member.name: member for member in members}
+        super().__init__(config, admin, members)
         self._gateway = Peer(gateway, config.call_timeout_s)
         self._prober = None if prober is None else Peer(prober, config.call_timeout_s)
         self._router = None if router is None else Peer(router, config.call_timeout_s)
-        self._barrier: Barrier | None = None
         self._busy = False
-        self._posts = asyncio.Semaphore(admin.fan_out)
         self._fenced: dict[str, tuple[int, int]] = {}
         """Entrypoints out of service since the last publication: its epoch and version."""
         self._rejoining: asyncio.Task[None] | None = None
@@ -240,7 +236,7 @@ class RolloutController:
         if self._router is not None:
             await self._router.call("retire_sessions", session_ids)
 
-    # --- stages ---
+    # --- freezing, fencing, rejoining ---
 
     async def _freeze(self, deadline: float) -> Barrier:
         topology = await self._topology()
@@ -302,109 +298,10 @@ class RolloutController:
         self._fenced.pop(member.name, None)
         backend().emit("controller.fenced", epoch=epoch, replica=member.name, what="rejoined", why="")
 
-    async def _snapshots(self, members: tuple[Member, ...], deadline: float) -> dict[str, GateSnapshot]:
-        found: dict[str, GateSnapshot] = {}
-
-        async def one(member: Member) -> None:
-            try:
-                found[member.name] = await self._ask(member.gate, "snapshot", (), deadline)
-            except ActorDied:
-                # It was restarted before this barrier, and is closed. A question may be asked again in any case.
-                gate = await backend().lookup(member.gate.name)
-                found[member.name] = await self._ask(gate, "snapshot", (), deadline)
-                self._members[member.name] = member.with_gate(gate)
-
-        await self._stage("asked", members, one)
-        return found
-
     def _refuse_poisoned(self, snapshots: dict[str, GateSnapshot]) -> None:
         poisoned = [f"{name}: {snapshot.failures[0]}" for name, snapshot in snapshots.items() if snapshot.failures]
         if poisoned:
             raise GatePoisoned(f"{len(poisoned)} of {len(snapshots)} gates are poisoned; {poisoned[0]}")
-
-    async def _gates(
-        self,
-        members: tuple[Member, ...],
-        stage: str,
-        method: str,
-        deadline: float,
-        arguments: Callable[[float], tuple[Any, ...]],
-    ) -> None:
-        """Have every gate do one thing, all at once; ``arguments`` gets the seconds that are left."""
-        self._check_deadline(stage, deadline)
-
-        async def one(member: Member) -> None:
-            await self._ask(member.gate, method, arguments, deadline)
-
-        await self._stage(stage, members, one)
-
-    async def _ask(self, gate: ActorHandle, method: str, arguments: Any, deadline: float) -> Any:
-        """Call a gate until it answers or the time is up. What a gate is asked to do is idempotent for its epoch."""
-        while (left_s := deadline - _now()) > 0:
-            given = arguments(left_s) if callable(arguments) else arguments
-            try:
-                async with asyncio.timeout(min(left_s, self._config.call_timeout_s)):
-                    return await getattr(gate, method)(*given)
-            except (TimeoutError, CallCancelled):
-                continue  # slow, or lost: the outcome is unknown, and asking again is harmless
-        raise BarrierError(f"{gate.name} did not answer {method} in time", stage=method)
-
-    async def _post(
-        self, topology: Topology, stage: str, route: str, body: dict[str, Any], deadline: float | None
-    ) -> tuple[AdminResult, ...]:
-        """One POST to every backend; a failure or a time-out of any fails the stage, after all have ended."""
-        if deadline is not None:
-            self._check_deadline(stage, deadline)
-        results: list[AdminResult] = []
-
-        async def one(address: EngineAddress) -> None:
-            try:
-                async with asyncio.timeout_at(deadline), self._posts:
-                    result = await operate(address, route, dict(body), self._admin)
-            except TimeoutError:
-                raise BarrierError(f"{address.name} did not answer {route} in time", stage=stage) from None
-            if result.outcome != Outcome.DONE.value:
-                raise BarrierError(f"{address.name} {route}: {result.error}", outcome=Outcome(result.outcome))
-            results.append(result)
-
-        await self._stage(stage, tuple(topology.values()), one)
-        return tuple(results)
-
-    async def _check_served(self, topology: Topology, version: str, deadline: float) -> None:
-        """A gate opens only with a version that its backend really serves (G-I6); a label is not believed."""
-        self._check_deadline("served", deadline)
-        timeout_s = self._config.call_timeout_s
-
-        async def one(address: EngineAddress) -> None:
-            client = backend().engines.client(address)
-            last: SeatrialError | None = None
-            try:
-                async with asyncio.timeout_at(deadline), self._posts:
-                    while True:
-                        try:
-                            served, _ = await reported_weights(
-                                client, connect_timeout_s=timeout_s, read_timeout_s=timeout_s
-                            )
-                            break
-                        except SeatrialError as error:
-                            last = error
-                            await asyncio.sleep(self._admin.reconcile_interval_s)
-            except TimeoutError:
-                raise BarrierError(f"{address.name} did not say what it serves: {last}", stage="served") from None
-            if served != version:
-                raise BarrierError(
-                    f"{address.name} serves version {served!r}, not {version!r}", outcome=Outcome.NOT_DONE
-                )
-
-        await self._stage("served", tuple(topology.values()), one)
-
-    async def _stage(self, stage: str, parts: Iterable[Any], one: Callable[[Any], Awaitable[None]]) -> None:
-        try:
-            await everywhere(stage, tuple(parts), one)
-        except SeatrialError as error:
-            self._emit("failed", f"{stage}: {error.message}")
-            raise
-        self._emit(stage)
 
     # --- inside ---
 
@@ -467,18 +364,3 @@ class RolloutController:
         if self._prober is not None:
             with contextlib.suppress(*PEER_LOST):  # lost: the hold ends by itself
                 await self._prober.call("resume")
-
-    def _deadline(self, timeout_s: float | None, default_s: float) -> float:
-        return _now() + (default_s if timeout_s is None else timeout_s)
-
-    def _check_deadline(self, stage: str, deadline: float) -> None:
-        if _now() >= deadline:
-            raise BarrierError(f"the time was up before anything was {stage}", stage=stage)
-
-    def _emit(self, stage: str, detail: str = "") -> None:
-        epoch = 0 if self._barrier is None else self._barrier.epoch
-        backend().emit("controller.stage", epoch=epoch, stage=stage, detail=detail)
-
-
-def _now() -> float:
-    return asyncio.get_running_loop().time()
