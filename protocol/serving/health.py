@@ -4,7 +4,8 @@ Three questions, cheapest first (engines.md 3 has the facts):
 
 - *Does it answer?* GET /ready, 1 ms, every ``interval_s``. A number of failures in a row takes a replica out.
 - *Does it get anything done?* A wedged engine answers /ready and makes no progress. The gateway knows who has calls in
-  flight and no success for a while; only those are asked for their token counters, twice. Equal counters are a wedge.
+  flight and no success for a while; only those are asked for their token counters, twice. Equal counters are a wedge;
+  where the engine also says that it has nothing to do, the answers may just have been lost: a token decides.
 - *May it come back?* Only after /ready and a generated token (/health_generate, which takes 1 s at least and up to
   20 s: never with a 1 s time-out, never as the regular probe). The gateway's suspects go through the same door.
 
@@ -17,6 +18,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Awaitable, Callable
+from typing import NamedTuple
 
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -34,6 +36,17 @@ _PROGRESS = (
     "sglang:num_used_tokens",
     "sglang:num_running_reqs",
 )
+# Nothing in these: the engine says that it has nothing to do. The gauges of a stuck scheduler are old ones; the count
+# of open HTTP requests is the server's own, but leaves out streams, and has the requests of the probes (GET) in it.
+_AT_WORK = ("sglang:num_running_reqs", "sglang:num_queue_reqs", "sglang:http_requests_active")
+
+
+class _Progress(NamedTuple):
+    """What the metrics page of an engine says of its work."""
+
+    counters: tuple[float, ...]
+    idle: bool
+    """It says that nothing runs there and nothing waits."""
 
 
 class _Watched:
@@ -296,8 +309,12 @@ class HealthProber:
         if before is None or after is None:
             # No counters to compare (no metrics, or no answer): let it generate.
             stalled = await self._generates(watched) is False
+        elif before.counters == after.counters and after.idle:
+            # Calls are open whose answers were lost on the way, or it is stuck with streams that no gauge shows. A
+            # failed /health_generate makes genuine SGLang answer /ready with 503: the regular probe takes that one out.
+            stalled = await self._generates(watched) is False
         else:
-            stalled = before == after
+            stalled = before.counters == after.counters
         if not stalled or not watched.healthy:
             return
         why, _ = await self._ready(watched)
@@ -311,25 +328,24 @@ class HealthProber:
             await self._take_out(watched, "wedged")
         await self._report(watched, "wedged")
 
-    async def _progress(self, watched: _Watched) -> tuple[float, ...] | None:
-        """The counters that move while an engine works, or None where they cannot be had."""
+    async def _progress(self, watched: _Watched) -> _Progress | None:
+        """What its page says of its work, or None where that cannot be had."""
         timeout_s = self._config.probe_timeout_s
         try:
             status, text = await watched.client.get("/metrics", connect_timeout_s=timeout_s, read_timeout_s=timeout_s)
             if status != 200:
                 return None
-            totals = dict.fromkeys(_PROGRESS, 0.0)
-            found = False
+            totals: dict[str, float] = {}
             for family in text_string_to_metric_families(text):
                 for sample in family.samples:
-                    if sample.name in totals:
-                        totals[sample.name] += sample.value
-                        found = True
+                    if (sample.name in _PROGRESS or sample.name in _AT_WORK) and sample.labels.get("method") != "GET":
+                        totals[sample.name] = totals.get(sample.name, 0.0) + sample.value
         except (NetworkError, ValueError):
             return None
-        if not found or any(math.isnan(total) for total in totals.values()):
+        counters = tuple(totals.get(name, 0.0) for name in _PROGRESS)
+        if totals.keys().isdisjoint(_PROGRESS) or any(map(math.isnan, counters)):
             return None  # NaN equals nothing, so a wedge behind it would never be seen
-        return tuple(totals.values())
+        return _Progress(counters, all(totals.get(name) == 0 for name in _AT_WORK))
 
     # --- may it come back? ---
 

@@ -32,6 +32,7 @@ The *source* says where a defect is from. The numbers are those of the notes tha
   (C), of the path of a client's request (A) or of weight updates (W).
 - `scaling 5.1`, `engines 3` and the like: a section of the notes on that subject; `DESIGN loop` and the like: a rule of
   this project's design, as in [defense_of_design.md](defense_of_design.md).
+- `run sglang-cpu` and the like: found by a real run of this project on that kind of engine.
 
 | mutant | what is wrong | source | in place of | scenario | check | seeds | s |
 | --- | --- | --- | --- | --- | --- | --- | --- |

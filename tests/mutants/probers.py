@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from protocol.errors import NetworkError, ReadTimeout
-from protocol.serving.health import HealthProber, _Watched
+from protocol.serving.health import HealthProber, _Progress, _Watched
 from tests.mutants.registry import Mutant
 
 
@@ -23,6 +23,14 @@ class BlindToWedges(HealthProber):
 
     async def _generates(self, watched: _Watched) -> bool | None:
         return True
+
+
+class TakesIdleForWedged(HealthProber):
+    """Takes an engine that has nothing to do for one that gets nothing done: its answers were lost on the way."""
+
+    async def _progress(self, watched: _Watched) -> _Progress | None:
+        seen = await super()._progress(watched)
+        return None if seen is None else seen._replace(idle=False)
 
 
 class ProbesByGenerating(HealthProber):
@@ -55,6 +63,7 @@ def _prober(name: str, source: str, cls: type, scenario: str, check: str) -> Mut
 MUTANTS = (
     _prober("time-out taken for healthy", "scaling 9", TimeoutIsHealthy, "stopped", "reached"),
     _prober("blind to wedges", "M39", BlindToWedges, "wedged", "reached"),
+    _prober("idle taken for wedged", "run sglang-cpu", TakesIdleForWedged, "answers_lost", "occurs"),
     _prober("probes by generating", "engines 3", ProbesByGenerating, "quiet", "answered_fraction"),
     _prober("replaces at the first failure", "scaling 9", ReplacesAtTheFirstFailure, "stopped_for_a_moment", "occurs"),
 )

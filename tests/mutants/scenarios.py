@@ -234,6 +234,16 @@ SCENARIOS: dict[str, str] = {
         ),
         workload=_ARRIVALS.replace("for_s: 12", "for_s: 20"),
     ),
+    "answers_lost": _scenario(
+        "mutant_answers_lost",
+        "A replica's answers are lost and it falls idle, with calls open until their time-out: nobody is replaced.",
+        service="      gateway: {read_timeout_s: 14}\n      health: {stall_window_s: 3, stall_check_s: 1}\n",
+        steps="""
+- {at_s: 2, do: reply_lost, target: {link: {from: gateway-chat-0, to: chat-1}}, with: {method: /generate, count: 8}}
+""",
+        acceptance="\n- occurs: {event: recovery.began, at_most: 0}\n",
+        workload=_ARRIVALS.replace("for_s: 12", "for_s: 20"),
+    ),
     "quiet": _scenario(
         "mutant_quiet",
         "No fault at all: every request is answered.",

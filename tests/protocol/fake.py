@@ -392,6 +392,11 @@ class FakeClient:
                 f'sglang:generation_tokens_total{{model_name="m"}} {tokens}\n'
                 "# TYPE sglang:num_running_reqs gauge\n"
                 f'sglang:num_running_reqs{{model_name="m"}} {engine.running}.0\n'
+                "# TYPE sglang:num_queue_reqs gauge\n"
+                'sglang:num_queue_reqs{model_name="m"} 0.0\n'
+                "# TYPE sglang:http_requests_active gauge\n"
+                'sglang:http_requests_active{endpoint="/metrics",method="GET"} 1.0\n'
+                f'sglang:http_requests_active{{endpoint="/generate",method="POST"}} {engine.running}.0\n'
             )
         return 404, ""
 

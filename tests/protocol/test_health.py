@@ -214,6 +214,23 @@ def test_a_long_generation_is_no_wedge() -> None:
 
 
 @pytest.mark.parametrize("wedged", [True, False])
+def test_where_an_engine_says_it_has_nothing_to_do_a_token_decides(wedged: bool) -> None:
+    async def body(world: FakeBackend) -> None:
+        one, two = await fleet(world, 2)
+        made = await setup(world, (one, two), stall_window_s=5.0, stall_check_s=2.0)
+        one.generate_script = ["hang"]  # the answer is lost on the way, or the gauges are from before it got stuck
+        one.wedged = wedged
+        call = asyncio.ensure_future(made.gateway.generate(GenerateRequest("r", 10, 4)))
+        await asyncio.sleep(40)
+        assert "/health_generate" in one.gets
+        assert [(name, why) for _, name, why in made.reports][:1] == ([("engine-0", "wedged")] if wedged else [])
+        assert ("engine-0" in await made.routable()) is not wedged
+        call.cancel()
+
+    run(body)
+
+
+@pytest.mark.parametrize("wedged", [True, False])
 @pytest.mark.parametrize("page", ["no_metrics", "nan_metrics"])
 def test_without_counters_a_token_decides(wedged: bool, page: str) -> None:
     async def body(world: FakeBackend) -> None:
