@@ -116,7 +116,10 @@ class Timeline:
             "engine.ready": self._on_moment,
             "fault.injected": self._on_injected,
             "fault.healed": self._on_healed,
+            "actor.spawned": self._on_spawned,
         }
+        self._actors: dict[str, int] = {}  # actors that are no engines -> newest incarnation
+        self._missing: dict[int, int] = {}  # kill of one of them that nobody has brought back yet -> which incarnation
 
     def feed(self, event: Event) -> None:
         self.events += 1
@@ -212,12 +215,26 @@ class Timeline:
     def _on_injected(self, event: Event) -> None:
         data = event.data
         self.faults[data["fault"]] = FaultMark(data["fault"], data["name"], data["target"], event.t_s, None, 0, None)
+        if data["name"] == "sigkill" and data["target"] in self._actors:
+            self._missing[data["fault"]] = self._actors[data["target"]]
 
     def _on_healed(self, event: Event) -> None:
         data = event.data
         mark = self.faults.get(data["fault"])
         if mark is not None:
-            self.faults[data["fault"]] = mark._replace(end_s=event.t_s, hits=data["hits"], satisfied=data["satisfied"])
+            end_s = None if data["fault"] in self._missing else event.t_s
+            self.faults[data["fault"]] = mark._replace(end_s=end_s, hits=data["hits"], satisfied=data["satisfied"])
+
+    def _on_spawned(self, event: Event) -> None:
+        """The kill of an actor is over when a later incarnation is there (as in checks/shadow.py)."""
+        if event.data["role"] != "actor":
+            return
+        self._actors[event.actor] = max(event.inc, self._actors.get(event.actor, event.inc))
+        for fault, inc in list(self._missing.items()):
+            mark = self.faults[fault]
+            if mark.target == event.actor and inc < event.inc:
+                del self._missing[fault]
+                self.faults[fault] = mark._replace(end_s=event.t_s)
 
     # --- series for plots, one value a bin
     def times_s(self) -> list[float]:

@@ -309,8 +309,9 @@ _declare("engine.memory", "world", "Device memory of an engine was given away or
 _declare("engine.paused", "world", "pause_generation took effect.", mode="str: abort, retract, in_place")
 _declare("engine.resumed", "world", "continue_generation took effect.")
 _declare("engine.flushed", "world", "The prefix cache was emptied, which had outlived a change of weights because its flush was refused.")
-_declare("engine.abort_asked", "world", "A POST /abort_request reached the engine.", request="str: id in it, empty without one",
-        everything="bool: abort_all")
+_declare("engine.abort_asked", "world", "A POST that ends generations has reached the engine: /abort_request, or an update that aborts "
+        "all. Or the engine saw a caller leave, and ends others by that; then it follows from nothing.",
+        request="str: id in it, empty without one", everything="bool: abort_all, or abort_all_requests")
 _declare("engine.leaving", "world", "SIGTERM reached the engine: it ends when nothing is in flight, and takes new requests until then.")
 _declare("engine.post", "world", "An admin POST reached the engine (once per delivery).",
         route="str: route", status="int: answer, 0 when it comes later", delivery="str: id of the message")

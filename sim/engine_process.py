@@ -229,10 +229,13 @@ class EngineProcess(Process):
             self.world.emit(self, "engine.abort_asked", exchange.sent_id, request=rid, everything=everything)
             engine.abort(rid, abort_all=everything, done=done)
         elif route == "/update_weight_version":
-            engine.update_weight_version(
-                str(body["new_version"]), abort_all_requests=bool(body.get("abort_all_requests", True)), done=done
-            )
+            aborts = bool(body.get("abort_all_requests", True))
+            if aborts:
+                self.world.emit(self, "engine.abort_asked", exchange.sent_id, request="", everything=True)
+            engine.update_weight_version(str(body["new_version"]), abort_all_requests=aborts, done=done)
         elif route == "/update_weights_from_disk":
+            if body.abort_all_requests:
+                self.world.emit(self, "engine.abort_asked", exchange.sent_id, request="", everything=True)
             self._update_weights(body, done)
         elif route in TRANSFERS:
             if self.transfers is None:

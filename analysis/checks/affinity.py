@@ -79,10 +79,10 @@ class OneBackendASession(Check):
 class AbortedIsNotCompleted(Check):
     """What comes back while an entrypoint aborts is no complete turn, whatever the engine says of it (3.1).
 
-    An entrypoint aborts from the native pause that flagged it to the continue that takes the flag away. And what is
-    answered as aborted without any run of it came from an entrypoint that had been told to abort: else an unknown
-    outcome is taken for an end. Kills: a response received after the abort and counted as completed (C-12), and lost
-    answers told as aborted turns.
+    An entrypoint aborts from the native pause that flagged it to the continue that takes the flag away, or its death.
+    What is answered as aborted though no engine ended it so came from an entrypoint that was told to abort while it had
+    that turn: else an unknown outcome is taken for an end. Kills: a response received after the abort and counted as
+    completed (C-12), lost answers told as aborted turns, and a flag that is never taken away.
     """
 
     name = "aborted_is_not_completed"
@@ -97,17 +97,33 @@ class AbortedIsNotCompleted(Check):
         self._flagging: dict[int, tuple[str, bool]] = {}
         self._since: dict[str, Event] = {}  # entrypoint -> flagged
         self._ended: dict[str, tuple[Event, Event]] = {}  # open turn -> flag, end at the engine
-        self._told: dict[str, None] = {}  # entrypoints that were told to abort at some time
+        self._told: dict[str, Event | None] = {}  # entrypoint that was told to abort -> the latest end of that
+        self._begun: dict[str, Event] = {}  # open turn -> how far it is known to have come: sent, or in an engine
 
     def handlers(self) -> dict[str, Handler]:
         return {
             "publishing.deployed": self._fleet.deployed,
             "call.sent": self._on_sent,
             "call.done": self._on_done,
+            "turn.sent": self._on_begun,
+            "engine.accepted": self._on_accepted,
             "engine.finished": self._on_finished,
             "turn.done": self._on_turn,
             "request.done": self._on_over,
+            "actor.died": self._on_died,
         }
+
+    def _on_begun(self, event: Event) -> None:
+        self._begun[event.data["request"]] = event
+
+    def _on_accepted(self, event: Event) -> None:
+        if event.data["request"] in self._begun:
+            self._begun[event.data["request"]] = event
+
+    def _on_died(self, event: Event) -> None:
+        self._since.pop(event.actor, None)  # its next incarnation was told nothing
+        if event.actor in self._told and self._told[event.actor] is None:
+            self._told[event.actor] = event
 
     def _on_sent(self, event: Event) -> None:
         data = event.data
@@ -119,6 +135,9 @@ class AbortedIsNotCompleted(Check):
             self._flagging[data["call"]] = (data["target"], pausing)
             if pausing:
                 self._told[data["target"]] = None
+                # A continue under way may come to its end before this; it is no end of what is told now.
+                for call in [call for call, one in self._flagging.items() if one == (data["target"], False)]:
+                    del self._flagging[call]
             else:
                 self._since.pop(data["target"], None)
 
@@ -126,8 +145,12 @@ class AbortedIsNotCompleted(Check):
         if not self._flagging:
             return
         entrypoint, flagged = self._flagging.pop(event.data["call"], ("", False))
-        if flagged and event.data["outcome"] == "done":
+        if event.data["outcome"] != "done" or not entrypoint:
+            return
+        if flagged:
             self._since[entrypoint] = event
+        elif entrypoint in self._told and self._told[entrypoint] is None:
+            self._told[entrypoint] = event
 
     def _on_finished(self, event: Event) -> None:
         if self._since:
@@ -159,15 +182,25 @@ class AbortedIsNotCompleted(Check):
         if request is None or request.aborted:
             return  # its engine ended it so
         self.judged += 1
-        if event.data["entrypoint"] not in self._told:
-            self.violation(
-                f"turn {event.data['request']} was answered as aborted; no engine had ended it so, and nobody had told "
-                f"{event.data['entrypoint']} to abort",
-                request.sent_seq,
-                event.seq,
-            )
+        entrypoint = event.data["entrypoint"]
+        text = f"turn {event.data['request']} was answered as aborted; no engine had ended it so, and "
+        if entrypoint not in self._told:
+            self.violation(f"{text}nobody had told {entrypoint} to abort", request.sent_seq, event.seq)
+            return
+        ended, begun = self._told[entrypoint], self._begun.get(event.data["request"])
+        if ended is None or begun is None:
+            return  # it is told to now; or the turn is older than any telling
+        order = self.ledger.order.compare(ended, begun)
+        if order == "before":
+            came = "was sent" if begun.kind == "turn.sent" else f"came to {begun.actor}"
+            text += f"{entrypoint} was to abort no more ({ended.kind}) when it {came}"
+            self.violation(text, ended.seq, begun.seq, event.seq)
+        elif order == "unordered":
+            text += f"the clocks cannot tell whether {entrypoint} still was to"
+            self.doubt(text, ended.seq, begun.seq, event.seq)
 
     def _on_over(self, event: Event) -> None:
+        self._begun.pop(event.data["request"], None)
         if self._ended:
             self._ended.pop(event.data["request"], None)
 

@@ -8,23 +8,29 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from analysis.checks.shadow import Shadow
-from analysis.order import Order
+from analysis.order import Order, parse_cause
 from analysis.rundir import Preregistered
 from protocol.evidence import Event
 
 Process = tuple[str, int]
 
+NOBODY = "nobody on record"
+"""Who had an engine abort something, where evidence names nobody though somebody asked."""
+
+_PAUSE = "/pause_generation"
 _STUCK = ("deadlock", "livelock", "endless_callback", "time_limit")
 
 
 class Run:
     """A request being run by an engine, or that an engine finished."""
 
-    __slots__ = ("accepted_seq", "completion_tokens", "engine", "finished_seq", "version")
+    __slots__ = ("abort", "accepted_seq", "cause", "completion_tokens", "engine", "finished_seq", "version")
 
-    def __init__(self, engine: Process, accepted_seq: int) -> None:
+    def __init__(self, engine: Process, accepted_seq: int, cause: str | None) -> None:
         self.engine = engine
         self.accepted_seq = accepted_seq
+        self.cause = cause  # the send of whoever had it run
+        self.abort: str | None = None  # the send of whoever asked for its end; empty: not on record
         self.finished_seq = 0
         self.completion_tokens = 0
         self.version = ""
@@ -33,7 +39,7 @@ class Run:
 class Request:
     """One request that a client or an engine still has open."""
 
-    __slots__ = ("aborted", "done_seq", "idempotent", "refused", "runs", "sent_ns", "sent_seq")
+    __slots__ = ("abort_asker", "aborted", "done_seq", "idempotent", "refused", "runs", "sent_ns", "sent_seq")
 
     def __init__(self, sent_seq: int, sent_ns: int, idempotent: bool) -> None:
         self.sent_seq = sent_seq
@@ -43,6 +49,7 @@ class Request:
         self.runs: list[Run] = []
         self.refused: tuple[int, int] | None = None  # seq and status of an engine's 4xx
         self.aborted = False  # an engine ended a run of it before its end
+        self.abort_asker = ""  # who had an engine do so; never the one who had sent it there. Or NOBODY
 
     def is_running(self) -> bool:
         return any(not run.finished_seq for run in self.runs)
@@ -75,6 +82,10 @@ class Ledger:
         self.dead: dict[str, int] = {}  # name -> highest dead incarnation
         self.deaths: dict[Process, Event] = {}
         self.zombie_nodes: dict[str, bool] = {}
+        # Per engine process: its latest POST and the send of it, that of its latest pause, that of one that aborts now.
+        self._posts: dict[Process, tuple[int, str]] = {}
+        self._pauses: dict[Process, str] = {}
+        self._aborting: dict[Process, str] = {}
 
     @property
     def world(self) -> str:
@@ -95,6 +106,11 @@ class Ledger:
             "request.sent": self._sent,
             "engine.accepted": self._accepted,
             "engine.refused": self._refused,
+            "engine.post": self._posted,
+            "engine.abort_asked": self._abort_asked,
+            "engine.paused": self._paused,
+            "engine.resumed": self._resumed,
+            "actor.death_noticed": self.shadow.noticed,
             "fault.injected": self.shadow.injected,
             "fault.healed": self.shadow.healed,
         }
@@ -154,7 +170,7 @@ class Ledger:
         self.shadow.accepted(event)
         request = self.requests.get(event.data["request"])
         if request is not None:
-            request.runs.append(Run((event.actor, event.inc), event.seq))
+            request.runs.append(Run((event.actor, event.inc), event.seq, event.cause))
 
     def _refused(self, event: Event) -> None:
         request = self.requests.get(event.data["request"])
@@ -171,6 +187,45 @@ class Ledger:
             if run.engine == engine and not run.finished_seq:
                 request.runs.remove(run)
                 break
+
+    # --- who has engines end what they run. All of it is seen by one process, so that its order is known.
+    def _posted(self, event: Event) -> None:
+        engine = (event.actor, event.inc)
+        self._posts[engine] = (event.n, event.cause or "")
+        if event.data["route"] == _PAUSE:
+            self._pauses[engine] = event.cause or ""
+
+    def _abort_asked(self, event: Event) -> None:
+        engine = (event.actor, event.inc)
+        number, asker = self._posts.get(engine, (0, ""))
+        if event.cause is not None:
+            asker = event.cause
+        elif event.n != number + 1:
+            return  # nobody's POST: the engine has seen that whoever had sent it has left
+        for name, request in self.requests.items():
+            if event.data["everything"] or name == event.data["request"]:
+                for run in request.runs:
+                    if run.engine == engine and not run.finished_seq:
+                        run.abort = asker
+
+    def _paused(self, event: Event) -> None:
+        engine = (event.actor, event.inc)
+        if event.data["mode"] == "abort":
+            self._aborting[engine] = event.cause or self._pauses.get(engine, "")
+
+    def _resumed(self, event: Event) -> None:
+        self._aborting.pop((event.actor, event.inc), None)
+
+    def _aborted(self, request: Request, run: Run) -> None:
+        """An engine ended a run before its end. That the one who had sent it there wanted that explains nothing."""
+        request.aborted = True
+        why = self._aborting.get(run.engine) if run.abort is None else run.abort
+        if why is None:
+            return
+        asker = parse_cause(why)[0][0] if why else NOBODY
+        sender = parse_cause(run.cause)[0][0] if run.cause else ""
+        if asker != sender:
+            request.abort_asker = asker
 
     def running_at(self, request: Request, engine: Process) -> Run | None:
         """The unfinished run of a request at an engine."""
@@ -189,7 +244,8 @@ class Ledger:
         if run is not None:
             run.finished_seq = event.seq
             run.completion_tokens = data["completion_tokens"]
-            request.aborted = request.aborted or data["reason"] == "abort"
+            if data["reason"] == "abort":
+                self._aborted(request, run)
             spans = data["spans"]
             run.version = spans[-1][0] if spans else ""
         if request.done_seq and not request.is_running():
@@ -210,6 +266,9 @@ class Ledger:
         process = (event.actor, event.inc)
         if self.roles.get(process, "engine") != "engine":
             return
+        self._posts.pop(process, None)
+        self._pauses.pop(process, None)
+        self._aborting.pop(process, None)
         over = []
         for name, request in self.requests.items():
             if any(run.engine == process and not run.finished_seq for run in request.runs):

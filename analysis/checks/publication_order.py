@@ -18,7 +18,13 @@ class _Cycle:
         self.resuming = 0
         """Calls of resume_requests that are under way."""
         self.updated: dict[str, None] = {}
-        """Gates whose replicas were sent the update, until somebody takes entrypoints out: none may be left out."""
+        """Gates whose replicas were sent the update: none of them may be left out."""
+        self.publishers: dict[str, None] = {}
+        """Who updates replicas, or has the controller prepare, fence and resume."""
+        self.failed: dict[str, None] = {}
+        """Gates whose replicas one of those could not ask for something, in the present try."""
+        self.fenced = False
+        """The publisher had the controller take out those that the update did not get into, whoever they are."""
         self.left_out: dict[str, Event] = {}
         """Gates without an installation when others went on: to what. They must stay as they are in this call."""
 
@@ -28,9 +34,12 @@ class PublicationOrder(Check):
 
     Over all entrypoints of a service, at each of its publications (C-I1). An entrypoint may be left out of a resumption
     as a whole: nothing is installed there then, and its gate stays closed, until that call has ended. Only one that was
-    sent no update may be, whose replica has died, or after the publisher had the controller take out those that the
-    update did not get into: else the sets of prepare and resume differ (C-I2). The gates that are opened are over
-    replicas that serve one version, and none of these is paused (G-I6, W-I1).
+    sent no update may be, or whose replica has died; and, after the publisher had the controller take out those that
+    the update did not get into, one of which that is seen: a call of its update, or of whoever asked it what it serves,
+    failed, or it serves something else than the others. Else the sets of prepare and resume differ (C-I2). The gates
+    that are opened are over replicas that serve one version, and none of these is paused (G-I6, W-I1).
+
+    Kills: one forgotten at the resumption (C-I2), and one fenced into which the update had got.
     """
 
     name = "publication_order"
@@ -44,6 +53,7 @@ class PublicationOrder(Check):
         self._calls = GateCalls(self._fleet)
         self._cycles: dict[str, _Cycle] = {}
         self._resuming: dict[int, _Cycle] = {}
+        self._asked: dict[int, tuple[_Cycle, str]] = {}  # call of a publisher to a replica -> its gate
         self._weights: dict[str, Event] = {}  # replica -> what it serves
         self._paused: dict[str, Event] = {}
 
@@ -82,10 +92,13 @@ class PublicationOrder(Check):
         if place is None:
             if method in GENERATIONS:
                 self._fleet.sent_turn(event)
-            elif method in UPDATES or method == CONTINUE:
+                return
+            if method in UPDATES or method == CONTINUE:
                 self._on_backend(event, method)
-            elif method in ("prepare_pause", "fence", "resume_requests"):
+            elif method in ("prepare_pause", "targets", "fence", "resume_requests"):
                 self._on_controller(event, method)
+            if self._cycles:
+                self._on_asked(event)
             return
         cycle = self._cycles.get(place.service)
         if method == "seal":
@@ -109,6 +122,7 @@ class PublicationOrder(Check):
                 self.violation(f"{event.actor} sent an update to {place.replica} with every gate open", event.seq)
         elif method in UPDATES:
             cycle.updated[place.gate] = None
+            cycle.publishers[event.actor] = None
             self._after(event, place, cycle, "drain")
         else:
             self._installed(event, place, cycle)
@@ -119,13 +133,31 @@ class PublicationOrder(Check):
         if cycle is None:
             return
         if method != "resume_requests":
-            cycle.updated = {}
+            cycle.publishers[event.actor] = None
+            if method == "fence":
+                cycle.fenced = True
+                for gate in cycle.failed:
+                    cycle.updated.pop(gate, None)
+            elif method == "prepare_pause":
+                cycle.updated = {}
+            cycle.failed = {}  # "targets" begins another try to update them all
         else:
             cycle.left_out = {}
             cycle.resuming += 1
             self._resuming[event.data["call"]] = cycle
 
+    def _on_asked(self, event: Event) -> None:
+        """A call to a replica in a cycle, of somebody who publishes."""
+        place = self._fleet.by_replica.get(event.data["target"])
+        cycle = None if place is None else self._cycles.get(place.service)
+        if place is not None and cycle is not None and event.actor in cycle.publishers:
+            self._asked[event.data["call"]] = (cycle, place.gate)
+
     def _on_done(self, event: Event) -> None:
+        if self._asked and (asked := self._asked.pop(event.data["call"], None)) is not None:
+            if event.data["outcome"] != "done":
+                asked[0].failed[asked[1]] = None
+            return
         if self._resuming and (resumed := self._resuming.pop(event.data["call"], None)) is not None:
             resumed.left_out = {}
             resumed.resuming -= 1
@@ -162,10 +194,23 @@ class PublicationOrder(Check):
         for one in self._fleet.services[place.service]:
             if one.gate in installed:
                 continue
-            if one.gate == place.gate or one.gate in cycle.installs or one.gate in cycle.updated:
+            if one.gate == place.gate or one.gate in cycle.installs or self._took_it(event, one, place, cycle):
                 self._too_early(event, place, one.gate, "install_version", installed)
                 return
             cycle.left_out.setdefault(one.gate, event)
+
+    def _took_it(self, event: Event, left_out: Place, other: Place, cycle: _Cycle) -> bool:
+        """Whether a replica of which the gate is left out was updated, as the others were."""
+        if left_out.gate not in cycle.updated:
+            return False
+        if not cycle.fenced:
+            return True
+        here, there = self._weights.get(left_out.replica), self._weights.get(other.replica)
+        if here is None or there is None:
+            seqs = [one.seq for one in (here, there) if one is not None]
+            self.doubt(f"{left_out.gate} is left out; what {left_out.replica} serves is not known", *seqs, event.seq)
+            return False
+        return _served(here) == _served(there)
 
     def _too_early(self, event: Event, place: Place, gate: str, stage: str, reached: dict[str, Event]) -> None:
         what = event.data.get("method") or "drain done"
@@ -189,7 +234,7 @@ class PublicationOrder(Check):
         served, other = self._weights.get(place.replica), self._weights.get(first.replica)
         if served is None or other is None:
             return
-        if any(served.data[what] != other.data[what] for what in ("version", "weight_hash")):
+        if _served(served) != _served(other):
             text = " and ".join(f"{one.actor} serves {one.data['version']!r}" for one in (other, served))
             self.violation(
                 f"a version is installed at {place.gate} over a mixed fleet: {text}", other.seq, served.seq, event.seq
@@ -204,3 +249,7 @@ class PublicationOrder(Check):
 
     def observed(self) -> str:
         return f"{self.judged} steps, {self.violations} out of order"
+
+
+def _served(weights: Event) -> tuple[str, str]:
+    return weights.data["version"], weights.data["weight_hash"]

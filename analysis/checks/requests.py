@@ -6,7 +6,7 @@ from collections import OrderedDict
 from typing import Any
 
 from analysis.checks.base import Check, Handler
-from analysis.checks.ledger import Ledger
+from analysis.checks.ledger import NOBODY, Ledger
 from protocol.evidence import Event
 
 _CLOSED_KEPT = 65_536
@@ -169,7 +169,11 @@ class AnswerIsTheEngines(Check):
 
 
 class UnexplainedFailures(Check):
-    """A request that does not end *done* is in the shadow of a fault on its path, or an engine refused it with 4xx."""
+    """A request that does not end *done* is in the shadow of a fault on its path, or an engine refused it with 4xx.
+
+    Or its engine aborted it because somebody had it do so: a pause in abort mode, or an abort, of anybody but the one
+    who had sent it there. A server that cuts the turn of a client who is there explains nothing by that.
+    """
 
     name = "unexplained_failures"
     expected = "each request that is not answered is explained by a fault"
@@ -193,15 +197,26 @@ class UnexplainedFailures(Check):
             return  # nothing_lost says so
         if data["error"] == "Left":
             reason = "left on purpose"
-        elif request.aborted and data["error"] == "HttpError" and data["status"] in (200, 503):
-            reason = "aborted by its engine"
+        elif request.abort_asker not in ("", NOBODY) and _told_aborted(data):
+            reason = f"aborted by its engine, as {request.abort_asker} had asked"
         elif request.refused is not None and data["status"] == request.refused[1]:
             reason = f"refused with {request.refused[1]}"
         else:
             error_ns = self.ledger.order.clock_error_ns
-            window = self.ledger.shadow.explain(request.sent_ns - error_ns, event.t_ns + error_ns, self._grace_ns)
+            window = self.ledger.shadow.explain(
+                request.sent_ns - error_ns,
+                event.t_ns + error_ns,
+                self._grace_ns,
+                error=data["error"],
+                client=event.actor,
+            )
+            if window is None and request.abort_asker == NOBODY and _told_aborted(data):
+                text = f"request {data['request']} was aborted by its engine; who had asked for that is not on record"
+                self.doubt(text, request.sent_seq, event.seq)
+                return
             if window is None:
-                self.violation(_failure(data), request.sent_seq, event.seq)
+                cut = "; its engine aborted it, and nobody but its sender wanted that" if request.aborted else ""
+                self.violation(_failure(data) + cut, request.sent_seq, event.seq)
                 return
             reason = f"{window.name} on {window.target}"
         self._explained[reason] = self._explained.get(reason, 0) + 1
@@ -212,6 +227,11 @@ class UnexplainedFailures(Check):
         return f"{self.violations + explained} failed of {self.judged}, {self.violations} unexplained" + (
             f" (in the shadow of: {said})" if said else ""
         )
+
+
+def _told_aborted(data: dict[str, Any]) -> bool:
+    """Whether the client was told an error that an aborted generation makes."""
+    return data["error"] == "HttpError" and data["status"] in (200, 503)
 
 
 def _failure(data: dict[str, Any]) -> str:

@@ -137,10 +137,11 @@ class FailuresAreTold(Check):
     def __init__(self, ledger: Ledger) -> None:
         super().__init__(ledger)
         self._sent: dict[str, Event] = {}
+        self._broken: dict[str, tuple[Event, Event]] = {}  # seen to break while no fault was on; why is to come
         self._errors = 0
 
     def handlers(self) -> dict[str, Handler]:
-        return {"http.sent": self._on_sent, "http.seen": self._on_seen}
+        return {"http.sent": self._on_sent, "http.seen": self._on_seen, "request.done": self._on_done}
 
     def _on_sent(self, event: Event) -> None:
         self._sent[event.data["request"]] = event
@@ -160,20 +161,37 @@ class FailuresAreTold(Check):
         }.get(seen)
         if what is None or (seen == "broken" and self._explained(sent, event, "")):
             return
+        if seen == "broken":
+            self._broken[request] = (sent, event)  # what broke it comes with request.done
+            return
         if seen == "foreign_error" and self._explained(sent, event, "bad_answer"):
             return  # the backend's own words, byte for byte
+        self._neither(sent, event, what)
+
+    def _on_done(self, event: Event) -> None:
+        if self._broken and (found := self._broken.pop(event.data["request"], None)) is not None:
+            sent, seen = found
+            if not self._explained(sent, seen, "", event.data["error"]):
+                self._neither(sent, seen, "a connection that breaks")
+
+    def conclude(self) -> None:
+        for sent, seen in self._broken.values():
+            self._neither(sent, seen, "a connection that breaks")
+
+    def _neither(self, sent: Event, seen: Event, what: str) -> None:
         self.violation(
-            f"the client of turn {request} ({sent.data['format']}) got {what}: status {event.data['status']}, "
-            f"{event.data['detail'][:80]!r}",
+            f"the client of turn {sent.data['request']} ({sent.data['format']}) got {what}: status "
+            f"{seen.data['status']}, {seen.data['detail'][:80]!r}",
             sent.seq,
-            event.seq,
+            seen.seq,
         )
 
-    def _explained(self, sent: Event, seen: Event, name: str) -> bool:
+    def _explained(self, sent: Event, seen: Event, name: str, error: str = "") -> bool:
+        shadow = self.ledger.shadow
         grace_ns = round(self.ledger.preregistered.shadow_s * 1e9)
         if not name:
-            return self.ledger.shadow.explain(sent.t_ns, seen.t_ns, grace_ns) is not None
-        windows = self.ledger.shadow.windows.values()
+            return shadow.explain(sent.t_ns, seen.t_ns, grace_ns, error=error, client=seen.actor) is not None
+        windows = shadow.windows.values()
         return any(window.name == name and window.on(sent.t_ns, seen.t_ns, grace_ns) for window in windows)
 
     def observed(self) -> str:
@@ -261,7 +279,9 @@ class OnlyGenerationsAreTouched(Check):
         if event.data["as_expected"]:
             return
         grace_ns = round(self.ledger.preregistered.shadow_s * 1e9)
-        if self.ledger.shadow.explain(event.t_ns, event.t_ns, grace_ns) is None:
+        error = event.data["detail"].partition(" ")[2].partition(" ")[0]  # after how the exchange ended
+        explain = self.ledger.shadow.explain
+        if explain(event.t_ns, event.t_ns, grace_ns, error=error, client=event.actor) is None:
             self.violation(
                 f"{event.data['route']} was not passed as it is: status {event.data['status']}, "
                 f"{event.data['detail'][:80]}",

@@ -54,13 +54,15 @@ class Posts:
             inbound.lc, inbound.cause, "engine.post", route=inbound.route, status=0, delivery=inbound.delivery
         )
         asked = _object(inbound.body)
+        if asked.get("abort_all_requests", inbound.route == "/update_weight_version"):
+            self._log.answered(inbound.lc, inbound.cause, "engine.abort_asked", request="", everything=True)
         if inbound.route == "/update_weights_from_disk":
             return await self._update_weights(asked)
         if inbound.route == "/pause_generation":
             return await self._pause(inbound, str(asked.get("mode", "abort")))
         if inbound.route == "/abort_request":
             rid, everything = str(asked.get("rid") or ""), bool(asked.get("abort_all"))
-            self._log.answered(0, None, "engine.abort_asked", request=rid, everything=everything)
+            self._log.answered(inbound.lc, inbound.cause, "engine.abort_asked", request=rid, everything=everything)
         status, content_type, body = answer = await self._forward(inbound)
         if status == 200:
             if inbound.route == "/continue_generation" and self._paused:

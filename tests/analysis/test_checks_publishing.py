@@ -14,8 +14,8 @@ UPDATE, CONTINUE = "/update_weights_from_disk", "/continue_generation"
 class Published(History):
     """Two entrypoints with gates before two replicas; deadlines of 10 s."""
 
-    def __init__(self, world: str = "sim") -> None:
-        super().__init__(world=world)
+    def __init__(self, world: str = "sim", clock_error_ms: int = 0) -> None:
+        super().__init__(clock_error_ms, world=world)
         self("run.workload", at="driver/0")
         self(
             "publishing.deployed", at="driver/0", service="s", controller="controller-s", router="affinity-s",
@@ -97,14 +97,39 @@ def test_the_order_of_a_publication(stages: tuple[str, ...], expected: str) -> N
 
 
 @pytest.mark.parametrize(
-    ("why", "expected"), [("nothing", "fail"), ("fenced", "pass"), ("died", "pass"), ("not updated", "pass")]
+    ("why", "expected"),
+    [
+        ("nothing", "fail"),
+        ("fenced", "inconclusive"),  # what it serves is not known
+        ("fenced, failed", "pass"),
+        ("fenced, another's failed", "fail"),
+        ("fenced, failed before", "fail"),
+        ("fenced, asked in vain", "pass"),
+        ("fenced, serves another", "pass"),
+        ("fenced, serves the same", "fail"),
+        ("died", "pass"),
+        ("not updated", "pass"),
+    ],
 )
 def test_an_entrypoint_left_out_of_a_resumption(why: str, expected: str) -> None:
     h = Published()
     h.cycle("seal", "drain")
+    if why == "fenced, failed before":
+        h.call("controller-s", "targets", at="publisher/0")
+        h.call("s-1", UPDATE, at="admin/0", outcome="unknown", error="ReadTimeout")
+        h.call("controller-s", "targets", at="publisher/0")  # and now all of them again
     for number in range(1 if why == "not updated" else 2):
-        h.call(f"s-{number}", UPDATE, at="admin/0")
-    if why == "fenced":
+        failed = {"fenced, failed": 1, "fenced, another's failed": 0}.get(why) == number
+        h.call(f"s-{number}", UPDATE, at="admin/0", outcome="unknown" if failed else "done")
+        if why not in ("fenced", "fenced, serves another"):
+            h("engine.weights", at=f"s-{number}/0", version="1", weight_hash="h1")
+    if why == "fenced, serves another":
+        h("engine.weights", at="s-0/0", version="1", weight_hash="h1")
+        h.ready("s-1/0", version="0")
+    if why == "fenced, asked in vain":
+        h.call("controller-s", "targets", at="publisher/0")
+        h.call("s-1", "/model_info", at="publisher/0", outcome="unknown", error="ReadTimeout")
+    if why.startswith("fenced"):
         h.call("controller-s", "fence", at="publisher/0")
     elif why == "died":
         h("actor.died", at="s-1/0", reason="killed")
@@ -138,6 +163,55 @@ def test_a_turn_answered_as_aborted_that_no_engine_ran(told: bool) -> None:
         h.call("entrypoint-s-0", "set_aborting")
     h.turn("r1", 1, ran=None, finish_reason="abort")
     assert h.end().judged("aborted_is_not_completed").result == ("pass" if told else "fail")
+
+
+@pytest.mark.parametrize(
+    ("what", "expected"),
+    [
+        ("goes on", "fail"),
+        ("dies", "fail"),
+        ("does not hear", "pass"),
+        ("is told again", "pass"),
+        ("is told again meanwhile", "pass"),
+    ],
+)
+@pytest.mark.parametrize("clock_error_ms", [0, 50])
+def test_an_entrypoint_aborts_from_its_telling_to_its_end(what: str, expected: str, clock_error_ms: int) -> None:
+    h = Published(clock_error_ms=clock_error_ms)
+    h.call("controller-s", "pause_generation", at="publisher/0")
+    h.call("entrypoint-s-0", "set_aborting")
+    if what == "dies":
+        h("actor.died", at="entrypoint-s-0/0", reason="killed")
+    elif what == "is told again meanwhile":
+        h.call("controller-s", "continue_generation", at="publisher/0")
+        slow = h("call.sent", at="controller-s/0", call=99, target="entrypoint-s-0", method="set_aborting")
+        h.call("controller-s", "pause_generation", at="publisher/0")
+        h.call("entrypoint-s-0", "set_aborting")
+        h("call.done", at="controller-s/0", call=slow.data["call"], outcome="done")
+    else:
+        h.call("controller-s", "continue_generation", at="publisher/0")
+        h.call("entrypoint-s-0", "set_aborting", outcome="unknown" if what == "does not hear" else "done")
+    if what == "is told again":
+        h.call("controller-s", "pause_generation", at="publisher/0")
+        h.call("entrypoint-s-0", "set_aborting")
+    h.turn("r1", 1, ran=None, finish_reason="abort")
+    wanted = "inconclusive" if clock_error_ms and expected == "fail" else expected
+    assert h.end().judged("aborted_is_not_completed").result == wanted
+
+
+@pytest.mark.parametrize(("where", "expected"), [("before", "pass"), ("into the engine after", "fail")])
+def test_a_turn_that_was_there_while_its_entrypoint_was_to_abort(where: str, expected: str) -> None:
+    h = Published()
+    h.call("controller-s", "pause_generation", at="publisher/0")
+    h.call("entrypoint-s-0", "set_aborting")
+    h("turn.sent", request="r1", session="x", service="s")
+    h.sent("r1")
+    h.call("controller-s", "continue_generation", at="publisher/0")
+    h.call("entrypoint-s-0", "set_aborting")
+    if where != "before":
+        h.accepted("r1", at="s-0/0")
+    h("turn.done", request="r1", model_step=1, entrypoint="entrypoint-s-0", finish_reason="abort")
+    assert h.end().judged("aborted_is_not_completed").result == expected
 
 
 def test_an_update_under_a_lease() -> None:

@@ -317,6 +317,116 @@ def test_a_refusal_does_not_explain_another_status() -> None:
     assert h.end().judged("unexplained_failures").result == "fail"
 
 
+class Aborted(History):
+    """A turn that a server sends to an engine, and of which its client is told that it was aborted."""
+
+    def __init__(self, client_server: str = "server/0") -> None:
+        super().__init__()
+        self.ready()
+        self.sent("r1")
+        self.accepted("r1", cause=self("call.sent", at=client_server, call=1, target="e0", method="/v1/messages"))
+
+    def post(self, route: str, by: str | None) -> None:
+        cause = None if by is None else self("call.sent", at=by, call=2, target="e0", method=route)
+        self("engine.post", at="e0/1", route=route, cause=cause)
+        if route == "/abort_request":
+            self("engine.abort_asked", at="e0/1", request="r1", everything=False, cause=cause)
+        elif route == "/update_weight_version":
+            self("engine.abort_asked", at="e0/1", request="", everything=True, cause=cause)
+        elif route == "/pause_generation":
+            self("engine.paused", at="e0/1", mode="abort")
+
+    def told(self) -> History:
+        self("engine.finished", at="e0/1", request="r1", reason="abort", completion_tokens=3, spans=[])
+        self.done("r1", outcome="unknown", status=503, error="HttpError", at_engine="/-1", tokens=0, version="")
+        return self.end()
+
+
+@pytest.mark.parametrize("route", ["/abort_request", "/pause_generation", "/update_weight_version"])
+@pytest.mark.parametrize(
+    ("by", "expected"), [("operator/0", "pass"), ("server/0", "fail"), ("server/1", "fail"), (None, "inconclusive")]
+)
+def test_who_had_an_engine_abort_it(route: str, by: str | None, expected: str) -> None:
+    h = Aborted()
+    h.post(route, by)
+    row = h.told().judged("unexplained_failures")
+    assert row.result == expected
+    if expected == "pass":
+        assert "1 aborted by its engine, as operator had asked" in row.observed
+    elif expected == "fail":
+        assert "its engine aborted it, and nobody but its sender wanted that" in row.explain
+
+
+def test_an_engine_that_aborts_without_being_asked_had_lost_its_caller() -> None:
+    assert Aborted().told().judged("unexplained_failures").result == "fail"
+    h = Aborted()
+    h("engine.abort_asked", at="e0/1", request="r1", everything=False)  # it ends others of which the id begins so
+    assert h.told().judged("unexplained_failures").result == "fail"
+
+
+def test_an_abort_of_another_turn_or_at_another_engine_or_before_explains_nothing() -> None:
+    h = Aborted()
+    cause = h("call.sent", at="operator/0", call=2, target="e0", method="/abort_request")
+    h("engine.abort_asked", at="e0/1", request="r2", everything=False, cause=cause)
+    h("engine.abort_asked", at="e1/1", request="r1", everything=False, cause=cause)
+    h("engine.paused", at="e1/1", mode="abort")
+    h("engine.paused", at="e0/1", mode="in_place")
+    assert h.told().judged("unexplained_failures").result == "fail"
+    early = Aborted()
+    early.post("/pause_generation", "operator/0")
+    early("engine.resumed", at="e0/1")
+    assert early.told().judged("unexplained_failures").result == "fail"
+
+
+def test_a_server_that_is_killed_explains_what_its_engine_aborts() -> None:
+    h = Aborted()
+    h("fault.injected", fault=1, name="sigkill", target="server")
+    assert h.told().judged("unexplained_failures").result == "pass"
+
+
+# --- a killed actor that nobody brings back
+def killed(replaced: bool = False) -> History:
+    """A judge before a gateway, killed at 10 ms; its client was told."""
+    h = History()
+    h("actor.spawned", at="judge/1", role="actor", node="n0")
+    h("fault.injected", fault=1, name="sigkill", target="judge", ms=10)
+    h("actor.died", at="judge/1", reason="killed")
+    h("fault.healed", fault=1, name="sigkill", target="judge", hits=0)
+    h("actor.death_noticed", at="client/0", target="judge", target_inc=1)
+    if replaced:
+        h("actor.spawned", at="judge/2", role="actor", node="n0", ms=1000)
+    return h
+
+
+@pytest.mark.parametrize(
+    ("replaced", "ms", "error", "client", "expected"),
+    [
+        (False, 60_000, "ActorDied", "client/0", "pass"),
+        (False, 60_000, "ReadTimeout", "client/0", "fail"),
+        (False, 60_000, "ActorDied", "other/0", "fail"),  # who was told of no death
+        (True, 1500, "ActorDied", "client/0", "pass"),
+        (True, 60_000, "ActorDied", "client/0", "fail"),
+    ],
+)
+def test_a_killed_actor_is_missed_until_a_later_incarnation_is_there(
+    replaced: bool, ms: int, error: str, client: str, expected: str
+) -> None:
+    h = killed(replaced)
+    h.sent("r1", ms=ms, at=client)
+    h.done("r1", outcome="not_done", status=0, error=error, at=client)
+    assert h.end().judged("unexplained_failures", shadow_s=1).result == expected
+
+
+def test_a_killed_engine_is_somebodys_to_bring_back() -> None:
+    h = History()
+    h("actor.spawned", at="e0/1", role="engine", node="n0")
+    h("fault.injected", fault=1, name="sigkill", target="e0", ms=10)
+    h("fault.healed", fault=1, name="sigkill", target="e0", hits=0)
+    h.sent("r1", ms=60_000)
+    h.done("r1", outcome="unknown", status=0, error="ActorDied")
+    assert h.end().judged("unexplained_failures", shadow_s=1).result == "fail"
+
+
 def test_no_ended_request_is_inconclusive_for_failures() -> None:
     h = history()
     h.sent("r1")

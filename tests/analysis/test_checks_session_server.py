@@ -73,6 +73,32 @@ def test_a_turn_that_failed_need_not_be_traced_and_is_nothing_judged() -> None:
     assert row(h, SessionTurnsAreTraced).result == "inconclusive"
 
 
+@pytest.mark.parametrize(
+    ("error", "client", "result"),
+    [("ActorDied", "client/0", "pass"), ("ConnectionLost", "client/0", "fail"), ("ActorDied", "other/0", "fail")],
+)
+def test_a_killed_server_that_nobody_brings_back_breaks_connections_for_ever(
+    error: str, client: str, result: str
+) -> None:
+    h = begun()
+    h("actor.spawned", at="entrypoint-policy-0/1", role="actor", node="n0")
+    h("fault.injected", fault=1, name="sigkill", target="entrypoint-policy-0")
+    h("fault.healed", fault=1, name="sigkill", target="entrypoint-policy-0", hits=0)
+    h("actor.death_noticed", at="client/0", target="entrypoint-policy-0", target_inc=1)
+    h("http.sent", request="r1", session="s", format="openai", at=client, ms=10**6)
+    h.sent("r1", at=client)
+    h("http.seen", request="r1", seen="broken", at=client)
+    h.done("r1", outcome="unknown", status=0, error=error, at=client)
+    assert row(h, FailuresAreTold).result == result
+
+
+def test_a_broken_connection_of_which_no_end_is_on_record_is_told_all_the_same() -> None:
+    h = begun()
+    h("http.sent", request="r1", session="s", format="openai")
+    h("http.seen", request="r1", seen="broken")
+    assert row(h, FailuresAreTold).result == "fail"
+
+
 def test_a_store_that_does_not_answer_is_a_doubt() -> None:
     h = begun()
     turn(h)

@@ -288,6 +288,24 @@ def test_a_death_empties_the_replica() -> None:
     assert timeline.in_flight("e0")[died.t_ns // 10**6 + 1] == 0
 
 
+def test_the_kill_of_an_actor_is_shaded_until_a_later_incarnation_is_there() -> None:
+    for replaced in (False, True):
+        h = History()
+        h("actor.spawned", at="judge/1", role="actor", node="n0")
+        h("actor.spawned", at="e0/1", role="engine", node="n0")
+        for fault, target in ((1, "judge"), (2, "e0")):
+            h("fault.injected", fault=fault, name="sigkill", target=target)
+            h("fault.healed", fault=fault, name="sigkill", target=target, hits=0)
+        if replaced:
+            h("actor.spawned", at="judge/2", role="actor", node="n0", ms=2000)
+        timeline = Timeline()
+        for event in h.events:
+            timeline.feed(event)
+        assert timeline.faults[1].end_s == (2.0 if replaced else None)
+        assert timeline.faults[2].end_s == 0.006
+        assert timeline.faults[1].satisfied is True
+
+
 # --- trace
 def test_the_trace_is_well_formed(failing: RunDir) -> None:
     trace = json.loads(failing.trace.read_text())
