@@ -12,7 +12,6 @@ import asyncio
 import json
 import pathlib
 import sys
-import urllib.parse
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -24,8 +23,9 @@ from protocol.scaling.http_tables import autoscaler_routes
 from protocol.scaling.policy import AutoscalerConfig
 from protocol.serving.http import HttpAnswer, HttpRequest, json_answer
 from real.http_server import HttpServer, ServerSettings
+from real.options import Usage, is_url, token_in, url_host
 from real.scale_target import HttpAutoscalerApi
-from real.serving import Log, Usage, local_world, run_command, token_in, url_host
+from real.serving import Log, local_world, run_command
 
 
 async def serve(
@@ -38,6 +38,7 @@ async def serve(
     stop: asyncio.Event,
 ) -> int:
     """Serve until ``stop`` is set; returns the exit code. Raises PortTaken: nothing was served."""
+
     def emitted(kind: str, fields: dict[str, Any]) -> None:
         if kind == "autoscaler.request":
             log(f"{fields['service']}: {fields['action']} to {fields['target']}: {fields['what']} ({fields['state']})")
@@ -83,7 +84,7 @@ def read_config(path: str) -> AutoscalerConfig:
         key = ".".join(map(str, first["loc"]))
         raise Usage(f"--config {path}: {key + ': ' if key else ''}{first['msg']}") from None
     for name, url in config.service_targets.items():
-        if not _is_url(url):  # nobody could ever be asked there
+        if not is_url(url):  # nobody could ever be asked there
             raise Usage(
                 f"--config {path}: service_targets.{name}: {url!r} is no URL of a scale API; as in "
                 "http://127.0.0.1:8090/genrm"
@@ -99,22 +100,6 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
             raise ValueError(f"the key {key!r} is written twice; leave one out")
         found[key] = value
     return found
-
-
-def _is_url(url: str) -> bool:
-    try:
-        parts = urllib.parse.urlsplit(url)
-        good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        return False
-    return good and not parts.query and not parts.fragment and url.isprintable() and " " not in url
-
-
-def _token(option: str, path: str | None) -> str:
-    token = token_in(path, option)
-    if not token.isascii() or not token.isprintable():
-        raise Usage(f"{option} {path}: holds no token; write printable ASCII characters into it")
-    return token
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -135,10 +120,10 @@ def main(arguments: list[str] | None = None) -> int:
 
     def serving() -> Callable[[Log, asyncio.Event], Awaitable[int]]:
         settings = ServerSettings.model_validate(
-            {"host": given.host, "port": given.port, "token": _token("--token-file", given.token_file),
+            {"host": given.host, "port": given.port, "token": token_in(given.token_file),
              "shutdown_grace_s": given.grace_s}
         )  # fmt: skip
-        target_token = _token("--target-token-file", given.target_token_file)
+        target_token = token_in(given.target_token_file, "--target-token-file")
         config = read_config(given.config)
         return lambda log, stop: serve(
             config, settings, target_token=target_token, start=given.start, log=log, stop=stop

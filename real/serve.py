@@ -18,8 +18,9 @@ from protocol.messages import EngineAddress
 from protocol.serving.gateway import Gateway
 from protocol.serving.health import HealthProber
 from real.http_server import HttpFront, ServerSettings
+from real.options import Usage, engine_address, token_in, url_host
 from real.serve_roster import BadRoster, Roster, read_roster
-from real.serving import Log, Usage, engine_address, local_world, run_command, token_in, url_host
+from real.serving import Log, local_world, run_command
 
 
 async def serve(
@@ -42,6 +43,7 @@ async def serve(
     Raises:
         PortTaken: nothing was served.
     """
+
     def emitted(kind: str, fields: dict[str, Any]) -> None:
         if kind == "gateway.routable":
             log(f"{fields['replica']} is routed to")

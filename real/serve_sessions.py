@@ -23,7 +23,8 @@ from protocol.serving.session_server import SessionServer
 from protocol.serving.settlement import RejectionPattern
 from protocol.serving.turn_hooks import NoHooks, TraceHooks
 from real.http_server import ServerSettings
-from real.serving import Log, Usage, engine_address, local_world, run_command, token_in, url_host
+from real.options import Usage, engine_address, token_in, url_host
+from real.serving import Log, local_world, run_command
 from real.session_http import SessionFront
 
 
@@ -46,6 +47,7 @@ async def serve(
     Raises:
         PortTaken: nothing was served.
     """
+
     def emitted(kind: str, fields: dict[str, Any]) -> None:
         if kind == "gate.poisoned":
             log(f"the gate is poisoned: {fields['why']}; nothing is admitted any more")

@@ -1,4 +1,4 @@
-"""What the commands that serve without Ray share: a world of one process, its signals, options and exit codes.
+"""What the commands that serve without Ray share: a world of one process, its signals and exit codes.
 
 ``real.serve``, ``real.serve_sessions`` and ``real.autoscaler`` differ in what they serve, not in this.
 """
@@ -8,26 +8,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import pathlib
 import signal
 import sys
-import urllib.parse
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import aiohttp
 import pydantic
 
-from protocol.messages import EngineAddress
 from real.http_call import new_session
 from real.http_server import PortTaken
 from real.local import LocalBackend
+from real.options import Usage
 
 Log = Callable[[str], None]
-
-
-class Usage(Exception):
-    """Bad usage; the text says what and how it can be put right."""
 
 
 @dataclasses.dataclass
@@ -90,35 +84,3 @@ def run_command(
     except told as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-
-
-def engine_address(url: str, where: str = "--engine") -> EngineAddress:
-    """The address in ``http://host:port``; ``where`` it stands begins the message. Raises Usage."""
-    try:
-        parts = urllib.parse.urlsplit(url)
-        host, port = parts.hostname, parts.port
-    except ValueError:  # half an IPv6 address, or a port that is none
-        raise Usage(f"{where} {url}: give it as http://HOST:PORT") from None
-    more = parts.path not in ("", "/") or parts.query or parts.fragment or parts.username is not None
-    more = more or " " in url or not url.isprintable()  # no name of a host has any
-    if parts.scheme != "http" or not host or not port or more:
-        raise Usage(f"{where} {url}: give it as http://HOST:PORT")
-    return EngineAddress(f"{url_host(host)}:{port}", 0, host, port)
-
-
-def url_host(host: str) -> str:
-    """A host as it stands in a URL."""
-    return f"[{host}]" if ":" in host else host
-
-
-def token_in(path: str | None, option: str = "--token-file") -> str:
-    """The token in a file; empty without one. Raises Usage."""
-    if path is None:
-        return ""
-    try:
-        token = pathlib.Path(path).read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise Usage(f"{option} {path}: {getattr(error, 'strerror', None) or error}") from None
-    if not token:  # who names a file wants a token; served without one, everybody would be let in
-        raise Usage(f"{option} {path}: is empty; write the token into it")
-    return token

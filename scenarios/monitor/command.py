@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.live import Live
 
 from analysis.errors import BadInput
+from real.options import Usage, token_in
 from scenarios.console import Number
 from scenarios.monitor.board import Board, render, svg_of, text_of
 from scenarios.monitor.run_source import Follower, Watched, chosen, info_of, services_of
@@ -142,15 +143,10 @@ def _replayed(follower: Follower, watched: Watched, at_s: float | None, speed: f
 
 
 def _token(path: pathlib.Path | None) -> str:
-    if path is None:
-        return ""
     try:
-        token = path.read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadInput(f"--token-file {path}: {getattr(error, 'strerror', None) or error}") from error
-    if not token or not token.isascii() or not token.isprintable():
-        raise BadInput(f"--token-file {path}: holds no token")
-    return token
+        return token_in(path)
+    except Usage as error:
+        raise BadInput(str(error)) from None
 
 
 def _write(path: pathlib.Path, text: str) -> None:

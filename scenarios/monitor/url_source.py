@@ -12,6 +12,7 @@ from typing import Any
 
 from analysis.errors import BadInput
 from protocol.scaling.policy import AutoscalerConfig
+from real.options import is_url
 from scenarios.monitor.board import (
     IN_NAMES,
     OUT_NAMES,
@@ -155,13 +156,7 @@ class Served:
 
 def checked(url: str) -> str:
     """A URL without its last slash. Raises BadInput."""
-    try:
-        parts = urllib.parse.urlsplit(url)
-        good = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
-    except ValueError:
-        good = False
-    good = good and url.isprintable() and " " not in url  # nothing else goes into the line of a request
-    if not good or parts.query or parts.fragment or parts.username is not None:
+    if not is_url(url) or urllib.parse.urlsplit(url).username is not None:
         raise BadInput(f"{url}: no URL of a control API; as in http://127.0.0.1:8090/genrm/autoscaler")
     return url.rstrip("/")
 

@@ -15,8 +15,8 @@ import urllib.request
 import pytest
 
 from protocol.messages import EngineAddress
+from real.options import Usage, engine_address
 from real.serve import main
-from real.serving import Usage, engine_address
 from tests.real.served import ROOT, fleet, free_port, start_gateway
 
 ENGINE = ["--engine", "http://127.0.0.1:9"]
