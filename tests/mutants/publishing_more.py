@@ -94,6 +94,13 @@ class TellsFailedAsAborted(Entrypoint):
             return GenerateResult(request.request_id, "abort", request.prompt_tokens, 0)
 
 
+class AbortsForEver(Entrypoint):
+    """Goes on answering turns as aborted when it is to go on."""
+
+    async def set_aborting(self, aborting: bool) -> None:
+        await super().set_aborting(self._aborting or aborting)
+
+
 # --- gates ---
 
 
@@ -163,6 +170,15 @@ class ForgetsOneAtResume(RolloutController):
         return await super()._post(topology, stage, route, *further)
 
 
+class FencesOneMore(RolloutController):
+    """Takes one more out of the barrier than it was told to: a backend into which the update had got."""
+
+    async def fence(self, failed: tuple[tuple[str, str], ...]) -> None:
+        names = {name for name, _ in failed}
+        others = [name for name in self._required("fence").active if name not in names]
+        await super().fence((*failed, *((name, "beside it") for name in others[1:])))
+
+
 class PausesInTheBarrier(RolloutController):
     """Pauses natively whoever asks, also in a barrier."""
 
@@ -203,6 +219,7 @@ MUTANTS = (
     _gate("one lane for all", "C-10", OneLane, "many_wait", "occurs"),
     _controller("barrier dropped on failure", "C-6", DropsItsBarrier, "native_pause_after_failure", "occurs"),
     _controller("one forgotten at the resumption", "C-I2", ForgetsOneAtResume, "publish", "publication_order"),
+    _controller("one fenced too many", "C-I2", FencesOneMore, "ranks_fence", "publication_order"),
     _controller("native pause in a barrier", "C-8", PausesInTheBarrier, "native_pause", "occurs"),
     _controller("health goes on in a barrier", "C-9", LetsHealthGoOn, "slow_load", "occurs"),
     _of("entrypoint", Entrypoint)(
@@ -214,6 +231,9 @@ MUTANTS = (
         TellsFailedAsAborted,
         "failed_before_abort",
         "aborted_is_not_completed",
+    ),
+    _of("entrypoint", Entrypoint)(
+        "aborts for ever", "C-12", AbortsForEver, "native_abort_over", "aborted_is_not_completed"
     ),
     _of("affinity", SessionAffinityRouter)(
         "router on the trainer's thread", "A-9", WaitsForTheTrainer, "sessions_quick", "latency_p99"

@@ -116,6 +116,25 @@ class _Whole(TurnForward):
         return await super().judged(dataclasses.replace(answer, finish_reason=reason))
 
 
+class _Impatient(TurnForward):
+    async def run(self, request: RawRequest) -> Ending:
+        cut = asyncio.get_running_loop().create_task(self._cut(), name="cut")
+        try:
+            return await super().run(request)
+        finally:
+            cut.cancel()
+
+    async def _cut(self) -> None:
+        await asyncio.sleep(0.15)
+        await self.client.post("/abort_request", {"rid": self.turn.body["rid"]}, connect_timeout_s=1, read_timeout_s=1)
+
+
+class CutsLongTurns(_Wrong):
+    """Has the backend abort a turn that takes long, though its client is there and waits."""
+
+    forward = _Impatient
+
+
 class TakesAbortedForWhole(_Wrong):
     """Records a turn that the backend has aborted in mid-generation as a complete one."""
 
@@ -203,6 +222,7 @@ MUTANTS = (
     _server("nonsense passed as an answer", "S-13", PassesNonsense, "sessions_nonsense", _TOLD),
     _server("generation ends with its client", "S-14", GivesUpWithItsClient, "sessions_left", _TRACED),
     _server("token counts are traced", "S-15", TracesCounts, "sessions_over_http", _TOUCHED),
+    _server("long turns are cut", "S-22", CutsLongTurns, "sessions_published", "unexplained_failures"),
     _server("aborted turn is whole", "S-22", TakesAbortedForWhole, "sessions_aborted", _TRACED),
     _server("private fields leave", "G-15", ForwardsPrivateFields, "sessions_over_http", _TOUCHED),
     _server("failed record poisons", "G-12", PoisonsOnAFailedHook, "sessions_lost_store", "occurs"),

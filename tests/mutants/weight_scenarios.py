@@ -175,6 +175,18 @@ WEIGHT_SCENARIOS: dict[str, str] = {
         agents="sessions: 24, turns: 4, think_s: 0.2",
         output="uniform: {low: 60, high: 100}",
     ),
+    "native_abort_over": _scenario(
+        "native_abort_over",
+        "A native pause aborts what runs; the turns after it are whole again.",
+        publishing="{}",
+        components="{publisher: 'tests.mutants.publishing_more:PausesInBetween'}",
+        steps="""
+- {at_s: 1.5, do: publish, with: {model_step: 1}}
+""",
+        acceptance=_done(2),
+        agents="sessions: 24, turns: 10, think_s: 0.2",
+        output="uniform: {low: 40, high: 60}",
+    ),
     "native_pause_after_failure": _scenario(
         "native_pause_after_failure",
         "After a failed preparation a native pause is asked for, and is refused: the barrier is still there.",
