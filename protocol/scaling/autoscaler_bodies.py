@@ -11,6 +11,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, StrictBool
 
 from protocol.scaling.decision import Choice
+from protocol.scaling.metrics import FrameBody
 from protocol.scaling.policy import ROLLOUT
 
 
@@ -67,30 +68,6 @@ class AutoscalerHealthBody:
     started: bool
     enabled: bool
     errors: dict[str, str]
-
-
-@dataclasses.dataclass
-class FrameBody:
-    """All replicas of a service at one moment. A value that nobody reported is null."""
-
-    num_engines: int
-    total_queue_reqs: float | None
-    total_running_reqs: float | None
-    avg_token_usage: float | None
-    total_throughput: float | None
-    max_queue_time_p95: float | None
-    max_ttft_p95: float | None
-    max_itl_p95: float | None
-    throughput_variance: float | None
-    max_queue_time_p95_overflow: bool
-    max_ttft_p95_overflow: bool
-    max_itl_p95_overflow: bool
-    is_empty: bool
-    coverage: float
-    field_coverage: dict[str, float]
-    unknown_engines: list[str]
-    timestamp: float
-    """Seconds since the epoch."""
 
 
 @dataclasses.dataclass

@@ -188,8 +188,8 @@ def _rising(counts: Sequence[tuple[float, float]]) -> tuple[tuple[float, float],
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Frame:
-    """All replicas of a service at one moment. A value that nobody reported is None, and no condition holds of it."""
+class FrameBody:
+    """All replicas of a service at one moment. A value that nobody reported is null."""
 
     num_engines: int
     """Replicas that should report, whether or not they did."""
@@ -212,13 +212,19 @@ class Frame:
     unknown_engines: tuple[str, ...]
     timestamp: float
     """Seconds since the epoch, for people."""
-    taken_s: float
-    """Of the loop's clock."""
 
     def snapshot(self) -> dict[str, Any]:
         """As JSON, as in the history (scaling.md 6.6)."""
-        shown = {field.name: getattr(self, field.name) for field in dataclasses.fields(self) if field.name != "taken_s"}
+        shown = {field.name: getattr(self, field.name) for field in dataclasses.fields(FrameBody)}
         return {**shown, "field_coverage": dict(self.field_coverage), "unknown_engines": list(self.unknown_engines)}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Frame(FrameBody):
+    """What an autoscaler decides on: no condition holds of a value that is None."""
+
+    taken_s: float
+    """Of the loop's clock, which nobody else can read."""
 
 
 def empty_frame(engines: Iterable[str], at_s: float, wall_s: float) -> Frame:
