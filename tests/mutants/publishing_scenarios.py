@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+from tests.mutants.policy_scenarios import LONGER, SHORT, policy_scenario
 
 
 def _scenario(
@@ -14,22 +14,15 @@ def _scenario(
     publishing: str = "{}",
     shard_gb: float = 0.05,
     agents: str = "sessions: 16, turns: 8, think_s: 0.8",
-    prompt: str = "uniform: {low: 4, high: 12}",
-    output: str = "uniform: {low: 8, high: 24}",
+    prompt: str = SHORT,
+    output: str = LONGER,
     replicas: int = 2,
     nodes: int = 1,
 ) -> str:
-    return (
-        f"name: mutant_{name}\nsummary: {json.dumps(summary)}\n"
-        f"topology:\n  nodes: {nodes}\n  gpus_per_node: {-(-replicas // nodes)}\n  services:\n    policy:\n"
-        f"      initial_replicas: {replicas}\n      engine: tiny-cpu\n"
-        f"      weights: {{shards: 1, shard_gb: {shard_gb}}}\n"
-        f"      publishing: {publishing}\n"
-        f"workload:\n  service: policy\n  arrivals: {{agents: {{{agents}}}}}\n"
-        f"  prompt_tokens: {{{prompt}}}\n  output_tokens: {{{output}}}\n  idempotent: false\n"
-        f"steps:{steps}\nacceptance:{acceptance or ' []'}\n"
-        "limits: {time_limit_s: 400, converge_within_s: 40, shadow_s: 200}\n"
-    )
+    return policy_scenario(
+        name, summary, arrivals=f"{{agents: {{{agents}}}}}", publishing=publishing, steps=steps, acceptance=acceptance,
+        replicas=replicas, nodes=nodes, weights=f"shards: 1, shard_gb: {shard_gb}", prompt=prompt, output=output,
+    )  # fmt: skip
 
 
 _ONE = "\n- {at_s: 1.5, do: publish, with: {model_step: 1}}\n"
@@ -174,7 +167,7 @@ PUBLISHING_SCENARIOS: dict[str, str] = {
     "sessions_come_and_go": _scenario(
         "sessions_come_and_go",
         "Many more sessions than may be bound come and go, some with a request too late; there is room for all.",
-        steps=" []",
+        steps="",
         publishing="{gates: false, affinity: {max_sessions: 12}}",
         agents="sessions: 60, at_once: 10, turns: 2, think_s: 0.3, late: 0.5",
         output="uniform: {low: 4, high: 12}",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+from tests.mutants.policy_scenarios import policy_scenario
 
 
 def _scenario(
@@ -18,17 +18,12 @@ def _scenario(
     admin: str = "{}",
 ) -> str:
     server = "session_server: {gated_streams: true, forward_timeout_s: 60, admission_timeout_s: 20}"
-    return (
-        f"name: mutant_{name}\nsummary: {json.dumps(summary)}\n"
-        "topology:\n  nodes: 1\n  gpus_per_node: 2\n  services:\n    policy:\n"
-        "      initial_replicas: 2\n      engine: tiny-cpu\n      weights: {shards: 1, shard_gb: 0.05}\n"
-        f"      admin: {admin}\n"
-        f"      publishing: {{gates: {str(gates).lower()}, controller: {{prepare_timeout_s: 20}}, {server}}}\n"
-        f"workload:\n  service: policy\n  arrivals: {{agents: {{{agents}, http: {{{http}}}}}}}\n"
-        f"  prompt_tokens: {{uniform: {{low: 4, high: 8}}}}\n  output_tokens: {{{output}}}\n  idempotent: false\n"
-        f"steps:{steps or ' []'}\nacceptance:{acceptance or ' []'}\n"
-        "limits: {time_limit_s: 300, converge_within_s: 40, shadow_s: 200}\n"
-    )
+    return policy_scenario(
+        name, summary, arrivals=f"{{agents: {{{agents}, http: {{{http}}}}}}}", steps=steps, acceptance=acceptance,
+        publishing=f"{{gates: {str(gates).lower()}, controller: {{prepare_timeout_s: 20}}, {server}}}",
+        service=f"      admin: {admin}\n", prompt="uniform: {low: 4, high: 8}", output=output,
+        limits="time_limit_s: 300, converge_within_s: 40, shadow_s: 200",
+    )  # fmt: skip
 
 
 def _links(fault: str, parameters: str, at_s: float = 0.2, to: str = "traces-policy", ends: str = "") -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+from tests.mutants.policy_scenarios import LONGER, SHORT, policy_scenario
 
 
 def _scenario(
@@ -13,22 +13,16 @@ def _scenario(
     "repeated: 0.15",
     rollouts: str = "buffer: {max_staleness: 1, keep_expired: true}, learner: {batch_groups: 2, fit_s: 0.3}, "
     "evaluator: {groups: 1, interval_s: 0.5}",
-    steps: str = " []",
-    acceptance: str = " []",
-    prompt: str = "uniform: {low: 4, high: 12}",
-    output: str = "uniform: {low: 8, high: 24}",
+    steps: str = "",
+    acceptance: str = "",
+    prompt: str = SHORT,
+    output: str = LONGER,
 ) -> str:
-    return (
-        f"name: mutant_{name}\nsummary: {json.dumps(summary)}\n"
-        "topology:\n  nodes: 1\n  gpus_per_node: 2\n  services:\n    policy:\n"
-        "      initial_replicas: 2\n      engine: tiny-cpu\n"
-        "      weights: {shards: 1, shard_gb: 0.05}\n"
-        f"      publishing: {{}}\n      rollouts: {{{rollouts}}}\n"
-        f"workload:\n  service: policy\n  arrivals: {{rollouts: {{{episodes}}}}}\n"
-        f"  prompt_tokens: {{{prompt}}}\n  output_tokens: {{{output}}}\n  idempotent: false\n"
-        f"steps:{steps}\nacceptance:{acceptance}\n"
-        "limits: {time_limit_s: 400, converge_within_s: 40}\n"
-    )
+    return policy_scenario(
+        name, summary, arrivals=f"{{rollouts: {{{episodes}}}}}", publishing="{}", steps=steps, acceptance=acceptance,
+        service=f"      rollouts: {{{rollouts}}}\n", prompt=prompt, output=output,
+        limits="time_limit_s: 400, converge_within_s: 40",
+    )  # fmt: skip
 
 
 _STALLED = """

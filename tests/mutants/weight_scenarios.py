@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+from tests.mutants.policy_scenarios import policy_scenario
 
 
 def _scenario(
@@ -13,23 +13,17 @@ def _scenario(
     steps: str,
     acceptance: str = "",
     agents: str = "sessions: 12, turns: 14, think_s: 1.5",
-    components: str = "",
+    components: str = "{}",
     shard_gb: float = 0.05,
     output: str = "uniform: {low: 8, high: 16}",
     further: str = "",
 ) -> str:
-    return (
-        f"name: mutant_{name}\nsummary: {json.dumps(summary)}\n"
-        "topology:\n  nodes: 1\n  gpus_per_node: 3\n  services:\n    policy:\n"
-        "      initial_replicas: 3\n      engine: tiny-cpu\n"
-        f"      weights: {{shards: 2, shard_gb: {shard_gb}}}\n"
-        "      admin: {connect_timeout_s: 0.3}\n"
-        f"{further}" + (f"      components: {components}\n" if components else "") + f"      publishing: {publishing}\n"
-        f"workload:\n  service: policy\n  arrivals: {{agents: {{{agents}}}}}\n"
-        f"  prompt_tokens: {{uniform: {{low: 4, high: 12}}}}\n  output_tokens: {{{output}}}\n"
-        f"  idempotent: false\nsteps:{steps}\nacceptance:{acceptance or ' []'}\n"
-        "limits: {time_limit_s: 400, converge_within_s: 60, shadow_s: 200}\n"
-    )
+    return policy_scenario(
+        name, summary, arrivals=f"{{agents: {{{agents}}}}}", publishing=publishing, steps=steps, acceptance=acceptance,
+        service=f"      admin: {{connect_timeout_s: 0.3}}\n      components: {components}\n{further}",
+        replicas=3, weights=f"shards: 2, shard_gb: {shard_gb}", output=output,
+        limits="time_limit_s: 400, converge_within_s: 60, shadow_s: 200",
+    )  # fmt: skip
 
 
 _HEALTH = "      health: {replace_after_s: 3}\n"
@@ -63,6 +57,16 @@ def _past_a_failure(route: str, sender: str) -> str:
   after_s: 6
   do: publish
   with: {{model_step: 3}}
+"""
+
+
+def _paused_late(at_s: float) -> str:
+    """From ``at_s`` on one engine is not reached by a pause; a version is published meanwhile."""
+    return f"""- at_s: {at_s}
+  do: connect_timeout
+  target: {{link: {{from: controller-policy, to: policy-1}}}}
+  with: {{method: /pause_generation, count: 3}}
+- {{at_s: 1.5, do: publish, with: {{model_step: 1}}}}
 """
 
 
@@ -144,13 +148,7 @@ WEIGHT_SCENARIOS: dict[str, str] = {
         "A native pause flags every entrypoint, and reaches one engine late: what ends there meanwhile is aborted.",
         publishing="{}",
         components="{publisher: 'tests.mutants.publishing_more:PausesInBetween'}",
-        steps="""
-- at_s: 1
-  do: connect_timeout
-  target: {link: {from: controller-policy, to: policy-1}}
-  with: {method: /pause_generation, count: 3}
-- {at_s: 1.5, do: publish, with: {model_step: 1}}
-""",
+        steps="\n" + _paused_late(1),
         acceptance=_done(2),
         agents="sessions: 24, turns: 4, think_s: 0.2",
         output="uniform: {low: 60, high: 100}",
@@ -165,12 +163,8 @@ WEIGHT_SCENARIOS: dict[str, str] = {
   do: connect_timeout
   target: {link: {from: entrypoint-policy-0, to: policy-0}}
   with: {method: /generate, count: 1}
-- at_s: 1.2
-  do: connect_timeout
-  target: {link: {from: controller-policy, to: policy-1}}
-  with: {method: /pause_generation, count: 3}
-- {at_s: 1.5, do: publish, with: {model_step: 1}}
-""",
+"""
+        + _paused_late(1.2),
         acceptance=_done(2),
         agents="sessions: 24, turns: 4, think_s: 0.2",
         output="uniform: {low: 60, high: 100}",
@@ -216,7 +210,7 @@ WEIGHT_SCENARIOS: dict[str, str] = {
         "sessions_quick",
         "Sessions are routed without a pause, whatever the trainer does.",
         publishing="{gates: false}",
-        steps=" []",
+        steps="",
         acceptance="\n- latency_p99: {at_most_s: 2.5}\n",
     ),
     "proxy_kill": _scenario(
@@ -267,6 +261,6 @@ WEIGHT_SCENARIOS: dict[str, str] = {
         "proxy_probe",
         "A probe goes through the router, and its session is retired.",
         publishing="{proxy: {registers: router}}",
-        steps=" []",
+        steps="",
     ),
 }
