@@ -107,7 +107,8 @@ def parse_criterion(entry: Any) -> tuple[str, Parameters]:
             raise BadInput(f"acceptance criterion {name!r}: unknown key {unknown[0]!r}; known: {known}") from error
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"])
-        raise BadInput(f"acceptance criterion {name!r}, key {key!r}: {first['msg']}") from error
+        said = str(first["msg"]).removeprefix("Value error, ")
+        raise BadInput(f"acceptance criterion {name!r}{f', key {key!r}' if key else ''}: {said}") from error
     if isinstance(parameters, Happens):
         named = set(parameters.where) | ({"state"} if parameters.state is not None else set())
         _check_events(name, parameters.event, parameters.after, named)

@@ -14,6 +14,7 @@ from analysis.errors import BadInput
 from protocol.serving.settlement import RejectionPattern
 from scenarios.faults import CancelParams, LookParams, PublishParams, ReconcileParams, ScaleParams, SyncWeightsParams
 from scenarios.fields import did_you_mean, shortened
+from scenarios.named import check_names, criterion_of
 from scenarios.schema import ScenarioModel, ServiceModel, WorkloadModel
 from scenarios.steps import SELECTORS, StepModel
 from scenarios.workloads.source import TRACES
@@ -37,11 +38,14 @@ def check(scenario: Scenario, places: Places) -> None:
                 raise BadInput(f"{place}: unknown node {node!r}{did_you_mean(node, nodes)}")
     for number, step in enumerate(model.steps):
         _check_step(model, step, ("steps", number), places)
+    check_names("steps", [step.name for step in model.steps], places)
+    check_names("acceptance", [entry.get("name") for entry in model.acceptance], places)
     for number, entry in enumerate(model.acceptance):
+        asked = criterion_of(entry)
         try:
-            parse_criterion(entry)
+            parse_criterion(asked)
         except BadInput as error:
-            raise BadInput(f"{places.of(('acceptance', number, *entry))}: acceptance[{number}]: {error}") from error
+            raise BadInput(f"{places.of(('acceptance', number, *asked))}: acceptance[{number}]: {error}") from error
     for name, service in model.topology.services.items():
         _check_topology(service, ("topology", "services", name), places)
 

@@ -129,8 +129,13 @@ def check_known(word: str, known: Any, what: str) -> str:
 _NAME = re.compile(r"[a-z][a-z0-9_-]{0,63}")
 
 
+def is_name(value: object) -> bool:
+    """Whether something may be a name."""
+    return isinstance(value, str) and _NAME.fullmatch(value) is not None
+
+
 def _check_name(value: str) -> str:
-    if not _NAME.fullmatch(value):
+    if not is_name(value):
         raise PydanticCustomError(
             "name", "{value} is no name; use a-z, 0-9, '_' and '-', a letter first, at most 64", {"value": repr(value)}
         )

@@ -30,7 +30,10 @@ def scenario_schema() -> dict[str, Any]:
     target = definitions["TargetModel"]
     short = {"type": "string", "description": f"A selector ({', '.join(SELECTORS)}) or the name of a process."}
     definitions["TargetModel"] = {"anyOf": [short, target]}
-    schema["properties"]["acceptance"]["items"] = acceptance_schema()
+    schema["properties"]["acceptance"]["items"] = entries = acceptance_schema()
+    name = {"type": "string", "description": "What --set and real.set call the entry, in place of its number."}
+    for entry in entries["oneOf"]:
+        entry["properties"] = {**entry["properties"], "name": name}
     return schema
 
 

@@ -15,6 +15,7 @@ from pydantic import ValidationError
 from analysis.errors import BadInput
 from scenarios.cross_checks import check
 from scenarios.fields import did_you_mean, shortened
+from scenarios.named import item
 from scenarios.schema import ScenarioModel
 from scenarios.workloads.source import TRACES
 from scenarios.yaml_tree import Places, YamlTree, dotted
@@ -76,7 +77,8 @@ def load(name_or_file: str, changes: Sequence[str] = ()) -> Scenario:
 
     Args:
         name_or_file: a name of the catalog, or a path.
-        changes: ``key.inner=value`` as given to ``--set``; values are YAML, list items are numbers from 0.
+        changes: ``key.inner=value`` as given to ``--set``; values are YAML, list items are numbers from 0, those of
+            ``steps`` and ``acceptance`` names, too.
 
     Raises:
         BadInput: with file, line, key and fix.
@@ -158,14 +160,19 @@ def _set(data: dict[str, Any], change: str) -> tuple[str | int, ...]:
         raise BadInput(f"--set {change}: write it as key.inner=value")
     value = YamlTree(value_text, f"--set {change}", mapping=False).data if value_text.strip() else ""
     path: list[str | int] = []
+    step: str | int
     node: Any = data
     for number, part in enumerate(parts):
         last = number == len(parts) - 1
         if isinstance(node, list):
-            if not (part.isascii() and part.isdigit() and len(part) < 10 and int(part) < len(node)):
-                have = f"items 0 to {len(node) - 1}" if node else "no items"
-                raise BadInput(f"--set {change}: {dotted(path)} has {have}; {part!r} is none")
-            step: str | int = int(part)
+            try:
+                # Where its criterion names an entry of ``acceptance``, what follows are the criterion's parameters.
+                *entry, step = item(node, part, path)
+            except LookupError as error:
+                raise BadInput(f"--set {change}: {error}") from error
+            for passed in entry:
+                path.append(passed)
+                node = node[passed]
         elif isinstance(node, dict):
             step = part
         else:

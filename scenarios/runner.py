@@ -31,6 +31,7 @@ from analysis.rundir import (
 from analysis.verdict import Judge, Verdict
 from analysis.writer import JsonlWriter
 from scenarios.load import Scenario
+from scenarios.named import criterion_of
 from scenarios.workloads.arrival import Counts
 from scenarios.workloads.mooncake import BLOCK_TOKENS
 from scenarios.workloads.source import read_trace
@@ -69,7 +70,7 @@ def preregistered(scenario: Scenario) -> Preregistered:
     """What the judge will hold the run to, fixed before it starts."""
     model = scenario.model
     return Preregistered(
-        acceptance=tuple(model.acceptance),
+        acceptance=tuple(criterion_of(entry) for entry in model.acceptance),
         faults=len(model.fault_steps),
         converge_within_s=model.limits.converge_within_s,
         shadow_s=model.limits.shadow_s,

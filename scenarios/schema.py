@@ -333,8 +333,9 @@ class StorageModel(SpecModel):
 
 EngineKindName = Literal["sglang", "sglang-cpu", "emulated"]
 
-_FOLLOWS_COUNTS = re.compile(r"steps\.\d+\.(with\.num_replicas|when\.where\.(actor|replica|target))")
-"""Keys of steps that ``real.set`` may change: how many replicas there are, and what the last of them is called."""
+_FOLLOWS_COUNTS = re.compile(r"steps\.[^.]+\.(with\.num_replicas|when\.(from_s|where\.(actor|replica|target)))")
+"""Keys of steps that ``real.set`` may change: how many replicas there are, what the last of them is called, and from
+when on an event of it counts."""
 
 
 class RealModel(SpecModel):
@@ -364,7 +365,7 @@ class RealModel(SpecModel):
                 if key.split(".")[0] in ("steps", "real", "name", "seed"):
                     raise PydanticCustomError(
                         "real_set", "{key} cannot be changed under 'set'; it may shrink the workload, the topology and "
-                        "the num_replicas that a step asks for, and name the replica that a step waits for",
+                        "the num_replicas that a step asks for, and name the replica that a step waits for, and from when",
                         {"key": repr(key)},
                     )  # fmt: skip
         return value
@@ -403,6 +404,7 @@ class ScenarioModel(SpecModel):
     """One workload, or a list of them."""
     steps: list[StepModel] = []
     acceptance: list[dict[str, Any]] = []
+    """One ``{criterion: parameters}`` an entry; ``name`` beside it is what ``--set`` and ``real.set`` call the entry."""
     limits: LimitsModel = LimitsModel()
     real: RealModel | None = None
 

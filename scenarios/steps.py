@@ -81,6 +81,8 @@ MEETS = ("in_flight", "hits", "processes")
 class StepModel(SpecModel):
     """Something that is done to the run: a fault or a verb, at a time or at an event."""
 
+    name: Name | None = None
+    """What ``--set`` and ``real.set`` call it, in place of its number: ``steps.NAME.with.count``."""
     at_s: Seconds | None = None
     when: WhenModel | None = None
     after_s: Seconds = 0.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar, Generic, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from analysis.checks.base import Check, Group, Handler
 from analysis.checks.ledger import Ledger
@@ -242,6 +242,15 @@ class Count(Parameters):
     where: dict[str, str | int | float | bool] = {}
     at_least: int = Field(default=0, ge=0)
     at_most: int | None = Field(default=None, ge=0)
+
+    @model_validator(mode="after")
+    def _can_be_met(self) -> Count:
+        if self.at_most is not None and self.at_least > self.at_most:
+            raise ValueError(
+                f"at_least {self.at_least} is more than at_most {self.at_most}, so that nothing can meet both; lower "
+                "at_least or raise at_most"
+            )
+        return self
 
 
 class Occurs(Criterion[Count]):
