@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
 # pandas is imported where it is used: a verdict must not need it.
 
-_ENVELOPE = ("seq", "t_s", "kind", "actor", "inc")
-
 
 def event_rows(events: Iterable[Event], kind: str | None = None) -> Iterator[dict[str, Any]]:
     """One flat row an event: the envelope, then the fields of its kind."""

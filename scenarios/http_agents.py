@@ -170,7 +170,7 @@ class HttpAgentClient:
         )  # fmt: skip
         self._sent += 1
         request = RawRequest("POST", PATHS[episode.form], (("content-type", "application/json"),), raw)
-        answer = HttpAnswer(episode.form, stream)
+        answer = HttpAnswer(episode.form)
         outcome, error = await self._exchange(episode.server, request, answer, leaves, below)
         seen, detail = answer.judged(outcome)
         emit("http.seen", request=name, status=answer.status, seen=seen, detail=detail[:200])
@@ -299,7 +299,7 @@ class HttpAgentClient:
             body = {"model": "m", "messages": [{"role": "user", "content": "x"}], "session_id": episode.session_id}
         raw = b"" if body is None else json.dumps(body).encode()
         request = RawRequest(call.method, call.target, (("content-type", "application/json"),), raw)
-        answer = HttpAnswer(episode.form, False)
+        answer = HttpAnswer(episode.form)
         outcome, error = await self._exchange(episode.server, request, answer, "", below)
         as_expected = outcome == "read" and call.is_right(answer)
         self._emit(

@@ -33,10 +33,9 @@ class HttpAnswer:
 
     Args:
         form: openai or anthropic.
-        stream: whether one was asked for.
     """
 
-    def __init__(self, form: str, stream: bool) -> None:
+    def __init__(self, form: str) -> None:
         self._form = form
         self.status = 0
         self.streamed = False

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from real.engines.settings import EngineSettings
 
 EngineKind = Literal["emulated", "sglang-cpu", "sglang"]
-WITHOUT_GPU = ("emulated", "sglang-cpu")
 
 # Measured on Python 3.11, in MB: what one engine takes beside its weights, its owner on Ray included; one actor; Ray.
 _ENGINE_MB = {"emulated": 190, "sglang-cpu": 1600, "sglang": 4000}

@@ -269,11 +269,6 @@ def _shown(results: Iterator[SeedResult], total: int, shell: Shell) -> Iterator[
         yield result
 
 
-def _batched(seeds: range, size: int) -> Iterator[range]:
-    for start in range(0, len(seeds), size):
-        yield seeds[start : start + size]
-
-
 # --- what is kept ---
 
 

@@ -48,10 +48,6 @@ def _chain(direction: str) -> Rule:
     return rule
 
 
-def _lists(facts: Facts) -> list[set[str]]:
-    return [set(names) for _, names, _ in facts.listed]
-
-
 def _between(facts: Facts) -> set[str] | None:
     """The engines that were listed when the first scale-out was over and no scale-in had begun."""
     out, in_ = nth(facts, "scale_out"), nth(facts, "scale_in")

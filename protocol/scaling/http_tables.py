@@ -46,7 +46,6 @@ from protocol.serving.peer import Peer
 _ANSWER_S: Final = 30.0  # longer than an API waits for its manager
 _SLOW_S: Final = 150.0
 More = Mapping[tuple[str, str], Handler]
-_DIRECTIONS: Final[tuple[Direction, ...]] = ("scale_out", "scale_in")
 _SUBMIT_ERRORS: Final = {
     400: ("UNKNOWN_MODEL", "INVALID_RANGE"),
     409: ("CONFLICT", "IDEMPOTENCY_CONFLICT"),

@@ -15,9 +15,6 @@ from protocol.serving.sse import ServerEvent
 Role = Literal["content", "error", "end", "broken"]
 """content: part of the answer. error: the backend says that it failed. end: the marker. broken: no JSON object."""
 
-REQUESTED = ("return_token_ids", "return_output_ids_in_sglext", "return_input_ids_in_sglext", "logprobs")
-"""What a request hook may ask of a backend, beside what the client asked for."""
-
 
 @dataclasses.dataclass(slots=True)
 class Answer:

@@ -7,7 +7,6 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Callable
 from typing import Any
 
 from analysis.errors import BadInput
@@ -29,7 +28,6 @@ from scenarios.monitor.run_source import chosen, frame_texts, threshold_texts
 
 _TIMEOUT_S = 5.0
 _LONGEST = 4_000_000  # of one answer
-Get = Callable[[str], Any]
 
 
 class NoAnswer(Exception):

@@ -25,7 +25,7 @@ ERRORS: dict[str, Any] = {
 
 
 def read(form: str, body: bytes, *, status: int = 200, kind: str = "application/json", outcome: str = "read") -> Any:
-    answer = HttpAnswer(form, kind != "application/json")
+    answer = HttpAnswer(form)
     answer.head(HttpHead(status, (("Content-Type", kind), ("x-seatrial-model-step", "4"))))
     for at in range(0, len(body), 7):
         answer.feed(body[at : at + 7])
