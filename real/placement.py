@@ -1,9 +1,17 @@
-"""Ray's placement groups behind the ``PlacementGroups`` port."""
+"""Ray's placement groups behind the ``PlacementGroups`` port.
+
+Ray 2.60 places a group in two steps: raylets put its bundles aside, then they are told to commit them. What was put
+aside for a group that is removed between the two is never given back (ray-project/ray issue 64693: ``CommitAllBundles``
+gives back what was committed, and nothing was). The row says REMOVED, the GPUs are gone until the raylet ends, and
+whoever asks for all of a node is PENDING for ever. So nothing is removed before it has settled: ``until_settled``.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, Final
 
 import ray
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
@@ -14,6 +22,9 @@ from real.evidence import ProcessLog
 from real.faults.placement import NOWHERE, GroupNotes, Request
 
 POLL_S = 0.01  # GCS answers a look-up in under a millisecond; a group becomes CREATED some 6 ms after it was asked for
+
+SETTLES_WITHIN_S: Final = 5.0
+"""Ray places a group in some 6 ms; one that takes so long has lost a node, and is removed as it is."""
 
 # Ray has transitional states; to a caller of the port a group that cannot be used yet is PENDING.
 _STATES: dict[str, PlacementState] = {"CREATED": "CREATED", "REMOVED": "REMOVED"}
@@ -63,6 +74,8 @@ class RayPlacementGroups:
         for fault in self._log.faults.active("removal_refused"):
             if self._log.faults.claim(fault, f"remove_refused {group_id}", once=group_id):
                 raise PlacementError(f"the removal of placement group {group_id} is refused")
+        for _ in until_settled(lambda: placement_group_table(group)):
+            await asyncio.sleep(POLL_S)
         self._log.emit("placement.removal_asked", group=group_id, by=self._log.actor)
         for fault in self._log.faults.active("removal_fails"):
             late_s = fault.params.get("late_s")
@@ -82,12 +95,12 @@ class RayPlacementGroups:
             first = self.group(group_id)
             # A name of its own, for Ray knows the first one a while longer; it sorts where the first one did.
             self._notes.replaced(group_id, _ask(request.bundles, request.strategy, request.name + "~"))
-            remove_placement_group(first)
+            _remove(first)
 
     def remove_due(self) -> bool:
         """Remove the groups whose late removal is due; whether others wait."""
         for group_id in self._notes.due():
-            remove_placement_group(self.group(group_id))
+            _remove(self.group(group_id))
         return self._notes.removal_waits()
 
     async def table(self) -> dict[str, PlacementState]:
@@ -141,6 +154,36 @@ def _ask(bundles: tuple[tuple[tuple[str, float], ...], ...], strategy: str, name
     return group_id
 
 
+def until_settled(look: Callable[[], dict[str, Any]]) -> Iterator[None]:
+    """Yields as long as a removal would come while Ray places the group; the caller waits ``POLL_S`` each time.
+
+    A group that waits for others to go is tried again every second or so, and its row does not say whether a trial is
+    under way: it has settled when it is seen twice after the same trial. What is left is a trial that begins, and finds
+    room, between the last look and the removal a millisecond later.
+
+    Args:
+        look: the group's row in Ray's table; empty where there is none.
+    """
+    ends = time.monotonic() + SETTLES_WITHIN_S
+    tried = None
+    while (row := look()) and row["state"] not in ("CREATED", "REMOVED") and time.monotonic() < ends:
+        how, trial = row["stats"]["scheduling_state"], row["stats"]["scheduling_attempt"]
+        if row["state"] != "PREPARED":
+            if how == "INFEASIBLE":  # not tried again until a node joins
+                return
+            if how in ("NO_RESOURCES", "FAILED_TO_COMMIT_RESOURCES"):
+                if trial == tried:
+                    return
+                tried = trial
+        yield
+
+
+def _remove(group: PlacementGroup) -> None:
+    for _ in until_settled(lambda: placement_group_table(group)):
+        time.sleep(POLL_S)
+    remove_placement_group(group)
+
+
 def groups_of(run: str) -> list[tuple[str, str]]:
     """(name, state) of the groups of a run that are not REMOVED."""
     rows = placement_group_table().values()
@@ -152,4 +195,4 @@ def remove_groups_of(run: str) -> None:
     """Remove the groups that a run left behind; they belong to no process and would hold their resources for ever."""
     for group_id, row in placement_group_table().items():
         if row["name"].startswith(f"{run}/") and row["state"] != "REMOVED":
-            remove_placement_group(PlacementGroup(ray.PlacementGroupID(bytes.fromhex(group_id))))
+            _remove(PlacementGroup(ray.PlacementGroupID(bytes.fromhex(group_id))))

@@ -83,6 +83,20 @@ def test_removal_is_silent_twice_and_of_a_pending_group(world: Arm) -> None:
     world.run(body)
 
 
+def test_what_is_removed_right_after_it_was_asked_for_holds_nothing(world: Arm) -> None:
+    async def body(backend: Backend) -> None:
+        groups = backend.placement_groups
+        for pause_s in (0.0, 0.0, 0.001, 0.0, 0.002, 0.0):
+            group = await groups.create(HALF, strategy="PACK", name="early")
+            await asyncio.sleep(pause_s)
+            await groups.remove(group)
+            await until(backend, group, "REMOVED")
+        whole = await groups.create(WHOLE, strategy="PACK", name="whole")
+        await groups.wait_created(whole, 10.0)
+
+    world.run(body)
+
+
 def test_a_wait_that_times_out_leaves_the_group_as_it_is(world: Arm) -> None:
     async def body(backend: Backend) -> None:
         groups = backend.placement_groups
