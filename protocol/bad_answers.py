@@ -99,7 +99,11 @@ def _joined(events: list[bytes]) -> bytes:
 
 
 async def bad(pieces: Pieces, what: str, path: str) -> Pieces:
-    """The pieces of an answer that has gone bad. What is no 2xx is left as it is."""
+    """The pieces of an answer that has gone bad. What is no 2xx is left as it is.
+
+    Raises:
+        ConnectionLost: *unknown*, after the pieces, where the bad answer is one that breaks off.
+    """
     if what == "refused_while_generating":
         # The connection behind the one that answers stays open, so that the engine goes on.
         asyncio.get_running_loop().create_task(_to_the_end(pieces), name=f"unheard {path}")

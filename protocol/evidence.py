@@ -38,10 +38,12 @@ class Event(NamedTuple):
 
     @property
     def id(self) -> str:
+        """``actor/incarnation/n``: what the ``cause`` of another event names."""
         return f"{self.actor}/{self.inc}/{self.n}"
 
     @property
     def t_s(self) -> float:
+        """Seconds since the start of the run."""
         return self.t_ns / 1e9
 
 
@@ -87,7 +89,9 @@ def check_may_emit(cls: type | None, kind: str) -> None:
 class Recorder(Protocol):
     """Where events go. ``record`` must not raise for a declared event; it is called before the effect it reports."""
 
-    def record(self, event: Event) -> None: ...
+    def record(self, event: Event) -> None:
+        """Keep one event. In the real world it is on disk when this returns."""
+        ...
 
 
 def _int(value: int) -> str:

@@ -78,10 +78,14 @@ class ActorHandle(Protocol):
     """
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """Of the actor, in this run."""
+        ...
 
     @property
-    def incarnation(self) -> int: ...
+    def incarnation(self) -> int:
+        """0 for the first process of that name, one more with every restart or new actor of the name."""
+        ...
 
     def ordered(self) -> ActorHandle:
         """The same actor, with this view's calls started in the order they were made (sequence numbers).
@@ -133,11 +137,15 @@ class EngineClient(Protocol):
     """
 
     @property
-    def address(self) -> EngineAddress: ...
+    def address(self) -> EngineAddress:
+        """Where it is reached. A port is used again: later on another process may answer there (hazard H5)."""
+        ...
 
     async def generate(
         self, request: GenerateRequest, *, connect_timeout_s: float | None = None, read_timeout_s: float | None = None
-    ) -> GenerateResult: ...
+    ) -> GenerateResult:
+        """One generation, to its end. One attempt."""
+        ...
 
     def stream(
         self, request: GenerateRequest, *, connect_timeout_s: float | None = None, read_timeout_s: float | None = None
@@ -158,7 +166,9 @@ class EngineClient(Protocol):
 
     async def update_weights(
         self, update: WeightUpdate, *, connect_timeout_s: float | None = None, read_timeout_s: float | None = None
-    ) -> AdminReply: ...
+    ) -> AdminReply:
+        """POST /update_weights_from_disk: load an export. One attempt. ``success`` is the engine's word alone."""
+        ...
 
     async def get(
         self, route: str, *, connect_timeout_s: float | None = None, read_timeout_s: float | None = None
@@ -260,7 +270,9 @@ class Engines(Protocol):
         """SIGKILL the process if there is one, and free its port and resources. Silent when there is none."""
         ...
 
-    def client(self, address: EngineAddress) -> EngineClient: ...
+    def client(self, address: EngineAddress) -> EngineClient:
+        """A client of the process at an address. Nothing is sent; whether it lives shows with the first call."""
+        ...
 
 
 class Storage(Protocol):
@@ -348,19 +360,29 @@ class Backend(Protocol):
         ...
 
     @property
-    def node(self) -> str: ...
+    def node(self) -> str:
+        """Name of the node that this actor runs on."""
+        ...
 
     @property
-    def placement_groups(self) -> PlacementGroups: ...
+    def placement_groups(self) -> PlacementGroups:
+        """Placement groups, as this process reaches them."""
+        ...
 
     @property
-    def engines(self) -> Engines: ...
+    def engines(self) -> Engines:
+        """Serving engines, as this process starts and calls them."""
+        ...
 
     @property
-    def storage(self) -> Storage: ...
+    def storage(self) -> Storage:
+        """The shared storage, as this process reads and writes it."""
+        ...
 
     @property
-    def objects(self) -> Objects: ...
+    def objects(self) -> Objects:
+        """The object store, with this process as the holder."""
+        ...
 
     async def spawn(
         self,
@@ -384,7 +406,10 @@ class Backend(Protocol):
         """SIGKILL: no ``finally`` runs. Silent when that incarnation is dead already. May be the caller itself."""
         ...
 
-    async def signal(self, handle: ActorHandle, signal: Signal) -> None: ...
+    async def signal(self, handle: ActorHandle, signal: Signal) -> None:
+        """Send a signal to an actor's process. SIGKILL is ``kill``; SIGSTOP freezes it until SIGCONT, and its callers
+        only notice by their own time-outs. Silent when that incarnation is dead."""
+        ...
 
     async def restart(self, handle: ActorHandle) -> ActorHandle:
         """Kill it if alive, then run the constructor again with the same serialised arguments: incarnation + 1.

@@ -37,6 +37,7 @@ class RolloutState:
     reward: float | None = None
 
     def without_experts(self) -> RolloutState:
+        """The same without its references: they were freed, or somebody else keeps them now."""
         return dataclasses.replace(self, experts=())
 
     def staleness(self, step: int) -> int:
@@ -67,6 +68,7 @@ class RolloutGroup:
 
     @property
     def sessions(self) -> tuple[str, ...]:
+        """Of its members that are traced."""
         return tuple(member.session_id for member in self.members if member.session_id)
 
 

@@ -49,6 +49,7 @@ class TokenizedSegment:
 
     @property
     def request_aware(self) -> bool:
+        """Whether it is known which request generated it, and so under which version."""
         return bool(self.request_id)
 
     @classmethod

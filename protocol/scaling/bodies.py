@@ -77,6 +77,8 @@ class ReconcileBody:
 
 @dataclasses.dataclass
 class EngineBody:
+    """One replica in GET /engines. ``inflight``: calls of its gateway to it now; ``served``: answered ones."""
+
     host: str
     port: int
     inflight: int

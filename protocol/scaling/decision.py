@@ -28,6 +28,7 @@ class Streak:
     at_s: float = 0.0
 
     def sustained(self, duration_s: float) -> bool:
+        """Whether it has held for so long."""
         return self.elapsed_s is not None and self.elapsed_s >= duration_s
 
 

@@ -86,6 +86,7 @@ class Operation:
 
     @property
     def terminal(self) -> bool:
+        """Its state will not change any more; whether it left something behind is another question."""
         return self.status in TERMINAL[self.direction]
 
     @property
@@ -350,7 +351,7 @@ class ScaleRegistry:
         self._settle(operation)
 
     def cleaned(self, operation: Operation, detail: str) -> None:
-        """The cleanup of a terminal operation is confirmed: the flag drops, the state stays."""
+        """The cleanup of a terminal operation is confirmed: the flag drops, the state stays. Else IllegalTransition."""
         if not operation.terminal:
             raise IllegalTransition(f"{operation.request_id} is {operation.status}; only a terminal one is cleaned up")
         operation.cleanup_required = False

@@ -48,7 +48,10 @@ class Replicas:
                 await asyncio.sleep(config.poll_interval_s)
 
     async def wait_generating(self, address: EngineAddress, checkpoint: Callable[[], None]) -> None:
-        """A token must come out: /ready says 200 of an engine that gets nothing done."""
+        """Wait until a token comes out: /ready says 200 of an engine that gets nothing done.
+
+        As long as ``checkpoint`` lets it. Raises SpawnFailed when the process dies, and what ``checkpoint`` raises.
+        """
         client = backend().engines.client(address)
         while True:
             try:

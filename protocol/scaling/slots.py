@@ -45,6 +45,7 @@ class Slot:
 
     @property
     def published(self) -> bool:
+        """A replica that counts: it has become a worker, and nobody can take it back any more."""
         return self.worker and not self.candidate
 
 
@@ -72,6 +73,7 @@ class Slots:
         return slot
 
     def named(self, name: str) -> Slot | None:
+        """The slot of a replica, retired ones included."""
         return self._by_name.get(name)
 
     def all(self) -> tuple[Slot, ...]:

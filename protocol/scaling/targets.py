@@ -24,7 +24,9 @@ class ServiceTarget(Protocol):
     """One service's control API. Every call may raise SeatrialError, whose outcome says what is known of its effect."""
 
     @property
-    def url(self) -> str: ...
+    def url(self) -> str:
+        """As the autoscaler's configuration has it."""
+        ...
 
     async def engines(self) -> ApiReply:
         """GET /engines (scaling.md 1.6)."""
@@ -48,7 +50,7 @@ class ServiceTarget(Protocol):
 
 
 class ActorTarget:
-    """A ServiceTarget that is an actor."""
+    """A ServiceTarget that is an actor. Its calls are bounded, and find the actor again after its death."""
 
     def __init__(self, url: str) -> None:
         self.url = url

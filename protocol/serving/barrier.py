@@ -30,6 +30,7 @@ class Member:
     server: ActorHandle
 
     def with_gate(self, gate: ActorHandle) -> Member:
+        """The same with a later incarnation of its gate."""
         return dataclasses.replace(self, gate=gate)
 
 
@@ -58,6 +59,7 @@ class Barrier:
         """Entrypoints that were taken out of it: why."""
 
     def view(self) -> BarrierView:
+        """As it is now, for others."""
         return BarrierView(self.epoch, self.stage, tuple(self.topology), tuple(self.fenced))
 
     @property

@@ -36,6 +36,7 @@ class Sampling:
 
     @property
     def greedy(self) -> bool:
+        """Whether every token is the likeliest one, so that no seed has an effect."""
         return self.temperature == 0 or self.top_k == 1
 
 

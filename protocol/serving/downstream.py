@@ -65,7 +65,10 @@ class Downstream:
             self._wake()
 
     async def pieces(self) -> AsyncGenerator[HttpHead | bytes, None]:
-        """For whoever holds the connection: everything in order. Leaving it is the client's leaving."""
+        """For whoever holds the connection: everything in order, then the error that ``end`` was given, raised.
+
+        Leaving it is the client's leaving.
+        """
         try:
             while True:
                 while self._pieces:

@@ -45,6 +45,7 @@ class SettlementReceipt:
 
     @property
     def safe(self) -> bool:
+        """Whether weights may change in spite of it: else it poisons the gate."""
         return self.backend_ended and self.terminal_recorded
 
 

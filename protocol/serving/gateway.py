@@ -110,7 +110,8 @@ class Gateway(Dispatcher):
     async def forward_stream(self, request: ForwardRequest) -> AsyncGenerator[str, None]:
         """As :meth:`forward`, for a streamed answer: the data of each event as it comes, ``[DONE]`` included.
 
-        Retried until the first event has come, never after it: the client has seen part of an answer then.
+        Retried until the first event has come, never after it: the client has seen part of an answer then. Raises as
+        :meth:`generate` does, also after events.
         """
         opened, replica, failures = await self._dispatch(request, lambda client: self._open(client, request))
         event, events = opened

@@ -71,10 +71,14 @@ class ApiAnswer(Protocol):
     """What a handler of a control API gives back (:class:`protocol.scaling.bodies.ApiReply`)."""
 
     @property
-    def status(self) -> int: ...
+    def status(self) -> int:
+        """Of HTTP."""
+        ...
 
     @property
-    def body(self) -> Any: ...
+    def body(self) -> Any:
+        """A JSON value."""
+        ...
 
 
 class ControlRoutes(Routes):

@@ -53,10 +53,12 @@ class PickSet:
         self.size = 0
 
     def add(self, replica: Replica) -> None:
+        """Make it a member, last among those with its count. It must not be one."""
         self.size += 1
         self._put(replica)
 
     def discard(self, replica: Replica) -> None:
+        """Take it out. It must be a member. Its calls in flight go on, and are counted by whoever made them."""
         self.size -= 1
         del self._queues[replica.in_flight][replica]
 

@@ -31,14 +31,18 @@ _RETIRE_S = 5.0
 
 
 class ProxyPort(Protocol):
-    """One proxy: its name for evidence, and one attempt of a POST. Raises as ``EngineClient.post``."""
+    """One proxy, as whoever registers backends with it sees it. Over HTTP: ``real.http_proxy``."""
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """For evidence."""
+        ...
 
     async def post(
         self, route: str, body: dict[str, Any], *, connect_timeout_s: float, read_timeout_s: float
-    ) -> AdminReply: ...
+    ) -> AdminReply:
+        """One attempt of a POST. Times in seconds. Raises as ``EngineClient.post``."""
+        ...
 
 
 class ProxyRegistrations:

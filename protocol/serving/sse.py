@@ -32,7 +32,10 @@ class EventParser:
         self._pending = b""
 
     def feed(self, piece: bytes) -> list[ServerEvent]:
-        """The events that ``piece`` completes. One without data (a comment) is given too, with empty ``data``."""
+        """The events that ``piece`` completes. One without data (a comment) is given too, with empty ``data``.
+
+        Raises EventTooLong; the stream cannot be read on then.
+        """
         # A blank line may be cut in two: look again at the last three bytes of what was there.
         start = max(len(self._pending) - 3, 0)
         self._pending += piece

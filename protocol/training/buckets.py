@@ -78,4 +78,5 @@ def whole(pieces: Sequence[Piece], shares: Sequence[Sequence[bytes]]) -> tuple[F
 
 
 def nominal_bytes(pieces: Sequence[FullPiece]) -> int:
+    """What it costs to move them."""
     return sum(piece.nominal for piece in pieces)

@@ -169,6 +169,7 @@ def hash_weights(shard_sha256s: Iterable[str]) -> str:
 
 
 def encode_manifest(manifest: ExportManifest) -> bytes:
+    """The file MANIFEST of an export: UTF-8 JSON, which ``decode_manifest`` reads."""
     shards = [{"name": name, "size": size, "sha256": sha256} for name, size, sha256 in manifest.shards]
     whole = {"version": manifest.version, "weight_hash": manifest.weight_hash, "shards": shards}
     return json.dumps(whole, indent=1).encode()

@@ -67,9 +67,11 @@ class TrainingRank:
         self._on_device = False
 
     def layout(self) -> Plan:
+        """The pieces of every bucket; the same at every rank."""
         return self._layout
 
     def shares(self, bucket: int) -> tuple[bytes, ...]:
+        """This rank's slice of each piece of a bucket. Raises BarrierError, *not done*: it has none."""
         shares = self._shares.get(bucket)
         if shares is None:
             raise BarrierError(f"rank {self.number} has no part of bucket {bucket}", outcome=Outcome.NOT_DONE)
@@ -80,6 +82,10 @@ class TrainingRank:
     async def gather(
         self, what: str, ranks: tuple[int, ...], payload: tuple[bytes, ...] = ()
     ) -> tuple[tuple[bytes, ...], ...]:
+        """A collective of the update under way: what each of ``ranks`` has brought to ``what``, in their order.
+
+        Raises as ``Rendezvous.gather``: *unknown* when a rank has left or the time is up.
+        """
         met: tuple[tuple[bytes, ...], ...] = await self._rendezvous.gather(
             self._update, what, self.number, ranks, payload
         )

@@ -94,7 +94,9 @@ class RankPort(Protocol):
         """This rank's part of each piece of a bucket, as its memory has it now."""
         ...
 
-    async def gather(self, what: str, ranks: tuple[int, ...], payload: tuple[bytes, ...] = ()) -> Any:
+    async def gather(
+        self, what: str, ranks: tuple[int, ...], payload: tuple[bytes, ...] = ()
+    ) -> tuple[tuple[bytes, ...], ...]:
         """Meet other ranks in this update: see ``Rendezvous.gather``."""
         ...
 
