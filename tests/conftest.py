@@ -77,14 +77,16 @@ def pytest_configure(config: pytest.Config) -> None:
 def group_of(item: pytest.Item) -> str | None:
     """Which tests share a process where several run side by side (``-n 3 --dist loadgroup``); None: any of them.
 
-    Tests of the real world wait more than they compute, for processes, time-outs and Ray. ``real``: those of one Ray
-    that they share; ``clusters``: those whose runs have clusters of their own; ``sglang``: genuine engines.
+    ``ray``: those of one Ray that they share; ``clusters``: those whose runs have clusters of their own;
+    ``sglang_cpu``: genuine engines; others of the real world by file, for the servers that they share. All of these
+    wait more than they compute: for processes, time-outs and Ray.
     """
     if item.get_closest_marker("own_cluster"):
         return "clusters"
-    if item.get_closest_marker("sglang_cpu"):
-        return "sglang"
-    return "real" if item.get_closest_marker("ray") or "/tests/real/" in item.path.as_posix() else None
+    for name in ("sglang_cpu", "ray"):
+        if item.get_closest_marker(name):
+            return name
+    return item.path.stem if "/tests/real/" in item.path.as_posix() else None
 
 
 @pytest.hookimpl(tryfirst=True)
