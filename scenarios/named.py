@@ -24,8 +24,8 @@ def criterion_of(entry: dict[str, Any]) -> dict[str, Any]:
 def item(items: list[Any], part: str, path: Sequence[str | int]) -> Path:
     """The keys that one part of a dotted key stands for, in a list at ``path``.
 
-    That is the item's number. An entry of ``acceptance`` goes by the name of its criterion as well, where only one entry
-    has it: that stands for number and criterion.
+    That is the item's number. An entry of ``acceptance`` goes by the name of its criterion as well, where only one
+    entry has it: that stands for number and criterion.
 
     Raises:
         LookupError: no item goes by that; says which do.

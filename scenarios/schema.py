@@ -365,7 +365,7 @@ class RealModel(SpecModel):
                 if key.split(".")[0] in ("steps", "real", "name", "seed"):
                     raise PydanticCustomError(
                         "real_set", "{key} cannot be changed under 'set'; it may shrink the workload, the topology and "
-                        "the num_replicas that a step asks for, and name the replica that a step waits for, and from when",
+                        "the num_replicas that a step asks for, and say which replica a step waits for, from when on",
                         {"key": repr(key)},
                     )  # fmt: skip
         return value
@@ -404,7 +404,7 @@ class ScenarioModel(SpecModel):
     """One workload, or a list of them."""
     steps: list[StepModel] = []
     acceptance: list[dict[str, Any]] = []
-    """One ``{criterion: parameters}`` an entry; ``name`` beside it is what ``--set`` and ``real.set`` call the entry."""
+    """One ``{criterion: parameters}`` an entry; ``name`` beside it is what ``--set`` and ``real.set`` call it."""
     limits: LimitsModel = LimitsModel()
     real: RealModel | None = None
 
