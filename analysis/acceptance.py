@@ -94,7 +94,7 @@ def parse_criterion(entry: Any) -> tuple[str, Parameters]:
         BadInput: the name is unknown or a parameter is wrong; the message names the key and what is known.
     """
     if not isinstance(entry, Mapping) or len(entry) != 1:
-        raise BadInput(f"acceptance entry {entry!r}: must be one 'name: {{parameters}}'")
+        raise BadInput(f"acceptance entry {entry!r}: must be one 'criterion: {{parameters}}'")
     ((name, raw),) = entry.items()
     if name not in CRITERIA:
         raise BadInput(f"acceptance criterion {name!r} is unknown; known are {', '.join(sorted(CRITERIA))}")

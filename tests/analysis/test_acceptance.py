@@ -103,7 +103,7 @@ def test_an_invariant_asked_for_must_have_judged() -> None:
 @pytest.mark.parametrize(
     ("entry", "said"),
     [
-        ("nothing_lost", "must be one 'name: {parameters}'"),
+        ("nothing_lost", "must be one 'criterion: {parameters}'"),
         ({"a": {}, "b": {}}, "must be one"),
         ({"fast": {}}, "'fast' is unknown; known are"),
         ({"answered_fraction": {}}, "'answered_fraction', key 'at_least': Field required"),
@@ -115,6 +115,10 @@ def test_an_invariant_asked_for_must_have_judged() -> None:
             "has no field 'state'; it has version",
         ),
         ({"occurs": {"event": "engine.ready", "where": {"verion": "1"}}}, "has no field 'verion'"),
+        (
+            {"occurs": {"event": "engine.ready", "at_least": 3, "at_most": 2}},
+            "'occurs': at_least 3 is more than at_most 2, so that nothing can meet both; lower at_least or raise",
+        ),
     ],
 )
 def test_wrong_entries_are_refused(entry: Any, said: str) -> None:

@@ -13,6 +13,7 @@ from analysis.errors import BadInput
 from scenarios.cross_checks import process_names
 from scenarios.faults import CATALOG, FAULTS, VERBS
 from scenarios.load import Scenario, catalog, load, parse
+from scenarios.runner import preregistered
 from scenarios.steps import MEETS
 from scenarios.workloads.source import TRACES
 from sim.fault_kinds import IMPLEMENTED
@@ -237,6 +238,76 @@ def test_set_changes_values_items_and_defaults() -> None:
     model = _parse("", "", *changes).model
     assert (model.seed, model.limits.time_limit_s, model.workload[0].for_s) == (9, 7, 4)
     assert model.steps[0].parameters().model_dump() == {"extra_s": 0.5}
+
+
+_NAMED = """\
+steps:
+  - {name: slower, at_s: 1, do: latency, target: {link: {}}, with: {extra_s: 0.1}, for_s: 2}
+  - {at_s: 2, do: note, with: {text: x}}
+acceptance:
+  - {name: few, occurs: {event: gateway.moved, at_most: 9}}
+  - occurs: {event: gateway.picked}
+  - answered_fraction: {at_least: 0.5}
+"""
+
+
+def named(*changes: str, tail: str = _NAMED) -> Scenario:
+    return parse(GOOD.partition("steps:")[0] + tail, "named.yaml", HERE, changes)
+
+
+def test_set_goes_by_the_names_of_steps_and_criteria() -> None:
+    model = named("steps.slower.with.extra_s=0.5", "acceptance.few.occurs.at_most=3").model
+    assert model.steps[0].parameters().model_dump() == {"extra_s": 0.5}
+    assert model.acceptance[0] == {"name": "few", "occurs": {"event": "gateway.moved", "at_most": 3}}
+    # The only one of its criterion goes by that, and its parameters follow.
+    by_criterion = named("acceptance.answered_fraction.at_least=1").model
+    assert by_criterion.acceptance[2] == {"answered_fraction": {"at_least": 1}}
+    assert named("acceptance.answered_fraction={at_least: 1}").model == by_criterion
+    assert named("acceptance.2.answered_fraction.at_least=1").model == by_criterion
+    # A line in front changes numbers, and no names.
+    before = _NAMED.replace("steps:\n", "steps:\n  - {at_s: 0.5, do: note, with: {text: before}}\n")
+    moved = named("steps.slower.with.extra_s=0.5", tail=before).model
+    assert moved.steps[1] == model.steps[0]
+
+
+def test_names_are_for_people_and_not_for_the_judge() -> None:
+    assert preregistered(named()).acceptance[0] == {"occurs": {"event": "gateway.moved", "at_most": 9}}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            "steps.slow.for_s=1",
+            "--set steps.slow.for_s=1: steps has items 0 to 1; 'slow' is the name of none; did you mean 'slower'? known: "
+            "slower",
+        ),
+        (
+            "acceptance.occurs.at_most=1",
+            r"--set acceptance.occurs.at_most=1: acceptance has 2 entries of 'occurs' \(0, 1\); give the one that is meant a "
+            r"name \('name: ...' beside 'occurs:'\), or say its number",
+        ),
+        ("acceptance.fw.occurs.at_most=1", "'fw' is the name of none; did you mean 'few'? known: few, answered_"),
+        ("acceptance.9.occurs.at_most=1", "acceptance has items 0 to 2; '9' is none"),
+        ("steps.1.name=slower", r"steps\[1\].name: 'slower' is the name of steps\[0\] already; use another one"),
+        ("steps.1.name=1st", r"steps\[1\].name: '1st' is no name; use a-z"),
+        ("acceptance.1.name=few", r"acceptance\[1\].name: 'few' is the name of acceptance\[0\] already; use another"),
+        ("acceptance.1.name=9", r"acceptance\[1\].name: 9 is no name; use a-z"),
+        ("acceptance.1.name=reached", r"acceptance\[1\].name: 'reached' is the name of a criterion; use another one"),
+        ("acceptance.1={name: x}", r"acceptance\[1\]: acceptance entry \{\}: must be one 'criterion: \{parameters\}'"),
+        ("acceptance.few.occurs.at_least=10", r"acceptance\[0\]: .*at_least 10 is more than at_most 9.*lower at_least"),
+    ],
+)
+def test_a_name_that_is_none_is_told_with_those_that_are(change: str, message: str) -> None:
+    with pytest.raises(BadInput, match=message.replace("?", r"\?")):
+        named(change)
+
+
+def test_wrong_names_in_a_file_are_told_with_their_lines() -> None:
+    with pytest.raises(BadInput, match=r"^named.yaml:\d+: acceptance\[0\].name: 'Few' is no name"):
+        named(tail=_NAMED.replace("name: few, ", "name: Few, "))
+    with pytest.raises(BadInput, match=r"^named.yaml:\d+: acceptance\[0\]: acceptance criterion 'occurs': at_least 10"):
+        named(tail=_NAMED.replace("at_most: 9", "at_most: 9, at_least: 10"))
 
 
 def test_text_after_set_is_the_scenario_that_ran() -> None:

@@ -72,6 +72,7 @@ def test_genuine_engines_are_given_genuine_weights_unless_a_trainer_is_named(sma
         ("{set: {emulated: {steps.0.at_s: 1}}}", r"real.set: 'steps.0.at_s' cannot be changed under 'set'"),
         ("{set: {emulated: {steps.0.do: note}}}", r"real.set: 'steps.0.do' cannot be changed under 'set'"),
         ("{set: {emulated: {steps.0.with.count: 1}}}", r"real.set: 'steps.0.with.count' cannot be changed"),
+        ("{set: {emulated: {steps.late.at_s: 1}}}", r"real.set: 'steps.late.at_s' cannot be changed under 'set'"),
         ("{set: {emulated: {seed: 1}}}", r"real.set: 'seed' cannot be changed under 'set'"),
         (
             "{set: {vllm: {workload.for_s: 1}}}",
@@ -99,6 +100,22 @@ def test_a_change_of_an_unknown_key_names_the_block_that_has_it(small: Make) -> 
     scenario = small(text=_with("{set: {emulated: {workload.for: 1}}}"))
     with pytest.raises(BadInput, match=r"small.yaml:\d+: real.set.emulated: .*workload.for: unknown key"):
         for_real(scenario, "emulated")
+
+
+def test_a_block_goes_by_names(small: Make) -> None:
+    text = _with("{set: {emulated: {steps.late.when.from_s: 5, acceptance.few.occurs.at_least: 3}}}", steps=True)
+    text = text.replace("{when:", "{name: late, when:").replace(
+        "acceptance:", "acceptance:\n  - {name: few, occurs: {event: gateway.moved, at_most: 2}}", 1
+    )
+    with pytest.raises(
+        BadInput,
+        match=r"small.yaml:\d+: real.set.emulated: small.yaml:\d+: acceptance\[0\]: .*'occurs': at_least 3 is more",
+    ):
+        for_real(small(text=text), "emulated")
+    real = for_real(small(text=text.replace("at_least: 3", "at_least: 2")), "emulated").model
+    assert real.steps[1].when is not None and real.steps[1].when.from_s == 5
+    with pytest.raises(BadInput, match=r"real.set.emulated: .*'lat' is the name of none; did you mean 'late'"):
+        for_real(small(text=text.replace("steps.late", "steps.lat")), "emulated")
 
 
 def test_every_block_of_the_catalog_is_good() -> None:
