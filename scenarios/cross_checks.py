@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import importlib
 import os
+import pathlib
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from pydantic import ValidationError
 
@@ -20,16 +21,21 @@ from scenarios.steps import SELECTORS, StepModel
 from scenarios.workloads.source import TRACES
 from scenarios.yaml_tree import Path, Places, dotted
 
-if TYPE_CHECKING:
-    from scenarios.load import Scenario
 
+def check(model: ScenarioModel, trace_path: Callable[[str], pathlib.Path], places: Places) -> None:
+    """Check what needs more than one key, or the world outside of the file.
 
-def check(scenario: Scenario, places: Places) -> None:
-    """Check what needs more than one key, or the world outside of the file. Raises BadInput with place, key and fix."""
-    model = scenario.model
+    Args:
+        model: the scenario.
+        trace_path: where the trace that a workload names lies.
+        places: of its keys, for messages.
+
+    Raises:
+        BadInput: with place, key and fix.
+    """
     single = not isinstance(places.tree.data["workload"], list)
     for number, workload in enumerate(model.workload):
-        _check_workload(scenario, workload, ("workload",) if single else ("workload", number), places)
+        _check_workload(model, trace_path, workload, ("workload",) if single else ("workload", number), places)
     nodes = _nodes(model)
     for number, link in enumerate(model.network.links):
         for key, node in (("from", link.source), ("to", link.target)):
@@ -96,10 +102,16 @@ def _check_service(model: ScenarioModel, name: str, path: Path, places: Places) 
         raise BadInput(f"{places.name(path)}: unknown service {name!r}{did_you_mean(name, services)}")
 
 
-def _check_workload(scenario: Scenario, workload: WorkloadModel, path: Path, places: Places) -> None:
-    model = scenario.model
+def _check_workload(
+    model: ScenarioModel,
+    trace_path: Callable[[str], pathlib.Path],
+    workload: WorkloadModel,
+    path: Path,
+    places: Places,
+) -> None:
     _check_service(model, workload.service, (*path, "service"), places)
-    _check_trace(scenario, workload, (*path, "trace", "file"), places)
+    if workload.trace is not None:
+        _check_trace(trace_path(workload.trace.file), (*path, "trace", "file"), places)
     if workload.arrivals is None:
         return
     arrivals, service = workload.arrivals, model.topology.services[workload.service]
@@ -140,10 +152,7 @@ def _check_rollouts(model: ScenarioModel, workload: WorkloadModel, path: Path, p
         raise BadInput(f"{place}: service {workload.service!r} has two workloads of rollouts; it has one learner")
 
 
-def _check_trace(scenario: Scenario, workload: WorkloadModel, path: Path, places: Places) -> None:
-    if workload.trace is None:
-        return
-    found = scenario.trace_path(workload.trace.file)
+def _check_trace(found: pathlib.Path, path: Path, places: Places) -> None:
     if not os.path.isfile(found):
         shipped = ", ".join(path.name for path in sorted(TRACES.iterdir()))
         raise BadInput(

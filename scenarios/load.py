@@ -118,7 +118,7 @@ def parse(
     except ValidationError as error:
         raise BadInput(_explain(error, places)) from error
     scenario = Scenario(_engines_from(folder, model), text, source, folder, places.name)
-    check(scenario, places)
+    check(scenario.model, scenario.trace_path, places)
     return scenario
 
 
@@ -170,9 +170,9 @@ def _set(data: dict[str, Any], change: str) -> tuple[str | int, ...]:
                 *entry, step = item(node, part, path)
             except LookupError as error:
                 raise BadInput(f"--set {change}: {error}") from error
+            path += entry
             for passed in entry:
-                path.append(passed)
-                node = node[passed]
+                node = node[int(passed)]
         elif isinstance(node, dict):
             step = part
         else:
