@@ -36,6 +36,9 @@ class GatewayConfig(ComponentConfig):
     """Longest time for one generation on one replica; then its outcome is unknown."""
     routable_wait_s: SecondsOrNone = 5.0
     """How long a request waits, uncounted, while no replica at all is routable."""
+    let_go_s: SecondsOrNone = 6.0
+    """A replica that did not answer a request is not sent it again for so long: SGLang drops what nobody waits for at
+    its next look, 4 s apart at most, and until then the id is refused as a duplicate."""
     server_errors_to_suspect: Count = 10
     """That many 5xx in a row make a replica suspect (as the breaker of sglang-router)."""
 

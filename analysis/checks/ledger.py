@@ -176,17 +176,15 @@ class Ledger:
         request = self.requests.get(event.data["request"])
         if request is None:
             return
-        if 400 <= event.data["status"] < 500:
-            request.refused = (event.seq, event.data["status"])
-        if self.world != "real":
-            return
-        # What stands in front of a real engine sees a request go in before it can see it refused. The latest of that
-        # id there: an id that is running already is refused, and goes on running.
         engine = (event.actor, event.inc)
-        for run in reversed(request.runs):
-            if run.engine == engine and not run.finished_seq:
-                request.runs.remove(run)
-                break
+        there = [run for run in request.runs if run.engine == engine and not run.finished_seq]
+        if self.world == "real" and there:
+            # What stands in front of a real engine sees a request go in before it can see it refused. The latest of
+            # that id there: an id that is running already is refused, and goes on running.
+            request.runs.remove(there.pop())
+        # That an id is live where it was sent before is the doing of whoever sent it twice, and no refusal of it.
+        if 400 <= event.data["status"] < 500 and not (there and "Duplicate request ID" in event.data["why"]):
+            request.refused = (event.seq, event.data["status"])
 
     # --- who has engines end what they run. All of it is seen by one process, so that its order is known.
     def _posted(self, event: Event) -> None:

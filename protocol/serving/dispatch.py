@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TypeVar
 
 from protocol.config import GatewayConfig
@@ -19,6 +19,8 @@ from protocol.serving.pick_set import PickSet, Replica
 Key = tuple[str, int]
 UNREACHED = "ConnectTimeout"
 """Why a replica is suspect to which no connection came about."""
+STILL_RUNS = "StillRuns"
+"""Why a call moves on from a replica that refused its id: an earlier attempt of the same call runs there."""
 Dispatched = GenerateRequest | ForwardRequest
 T = TypeVar("T")
 
@@ -54,37 +56,59 @@ class Dispatcher:
         replica: Replica | None = self._pick(request)
         failures: list[SeatrialError] = []
         tried: list[Replica] = []
+        left: dict[Replica, float] = {}  # where an attempt may still run, since when nobody waits for it
         answered = False
         try:
             while True:
-                if replica is None:
-                    await self._wait_routable()
-                    replica = self._pick(request)
+                assert replica is not None, "a send goes to a replica that is counted"
                 try:
                     answer = await send(replica.client)
                     answered = True
                     return answer, replica, failures
                 except (NetworkError, HttpError) as error:
-                    failures.append(error)
                     tried.append(replica)
                     self._blame(replica, error)
-                    if not self._may_retry(request, error, len(failures)):
+                    why = type(error).__name__
+                    if replica in left and _is_duplicate(error):
+                        why = STILL_RUNS
+                        failures.insert(-1, error)  # what is to be told is that an attempt was not answered
+                        again = request.idempotent and len(failures) < config.attempts
+                    else:
+                        failures.append(error)
+                        again = self._may_retry(request, error, len(failures))
+                    if not again:
                         raise concluded(failures) from None
-                    replica = self._elsewhere(request, replica, tried, type(error).__name__, failures)
+                    if why == STILL_RUNS or (isinstance(error, NetworkError) and error.outcome is Outcome.UNKNOWN):
+                        left[replica] = self._now()
+                    replica = self._elsewhere(request, replica, tried, why, failures)
                 await asyncio.sleep(config.backoff_s * len(failures))
-                if replica is not None and not replica.routable:
-                    # It left the pick set while this call slept: what is not sent yet must not go there.
-                    replica = self._elsewhere(request, replica, [*tried, replica], replica.why, failures)
+                while True:
+                    if replica is None:
+                        await self._wait_routable()
+                        replica = self._pick(request, tried)
+                    elif not replica.routable:
+                        # It left the pick set while this call slept: what is not sent yet must not go there.
+                        replica = self._elsewhere(request, replica, [*tried, replica], replica.why, failures)
+                    elif (wait_s := self._held_s(replica, left)) > 0:
+                        await asyncio.sleep(wait_s)
+                    else:
+                        break
         except NoReplica as error:
             raise concluded([*failures, error], len(failures)) from None
         finally:
             if replica is not None and not answered:
                 self._release(request, replica, False)
 
-    def _pick(self, request: Dispatched) -> Replica:
-        """Pick and count in one step. Something must be routable, and nothing awaited since that was seen."""
+    def _pick(self, request: Dispatched, tried: Sequence[Replica] = ()) -> Replica:
+        """Pick and count in one step. Something must be routable, and nothing awaited since that was seen.
+
+        One of those ``tried`` only where there is no other.
+        """
         key = request.route_key if isinstance(request, ForwardRequest) else ""
-        replica = self._pick_by(key) if key else self._picks.pick()
+        if key:
+            replica = self._pick_by(key)
+        else:
+            replica = (self._picks.pick_other(tried) if tried else None) or self._picks.pick()
         if replica.in_flight == 1:
             replica.progress_at = self._now()
         self._emit(
@@ -108,11 +132,12 @@ class Dispatcher:
     ) -> Replica | None:
         """The replica that a retry goes to, counted. None: nobody is routable, so it waits, uncounted, as a new call.
 
-        Raises the failure when the only routable replica is the one that failed, unless nothing was sent to it.
+        Raises the failure when the only routable replica is the one that failed, unless nothing was sent to it, or it
+        runs an earlier attempt.
         """
         new = self._move(request, old, tried, why)
         if new is None:
-            if old.routable and why == UNREACHED:
+            if old.routable and why in (UNREACHED, STILL_RUNS):
                 return old
             if self._picks.size:
                 raise concluded(failures)
@@ -135,6 +160,10 @@ class Dispatcher:
         if isinstance(error, HttpError) and error.fields["status"] < 500:
             return False
         return sent < self._config.attempts and (error.outcome is Outcome.NOT_DONE or request.idempotent)
+
+    def _held_s(self, replica: Replica, left: Mapping[Replica, float]) -> float:
+        """How long a call waits yet before it goes to a replica, where an earlier attempt of it may still run."""
+        return left[replica] + self._config.let_go_s - self._now() if replica in left else 0.0
 
     def _move(self, request: Dispatched, old: Replica, tried: list[Replica], why: str) -> Replica | None:
         """Count on another replica, then no longer on this one, in one step: there is no instant without a count."""
@@ -228,6 +257,15 @@ class Dispatcher:
         if not self._picks.size or 2 * len(unreached) > len(members):
             for replica in unreached:
                 self._route(replica)
+
+
+def _is_duplicate(error: SeatrialError) -> bool:
+    """Whether SGLang refused an id that is live there (engines.md 3)."""
+    return (
+        isinstance(error, HttpError)
+        and error.fields["status"] == 400
+        and "Duplicate request ID" in str(error.fields.get("body", ""))
+    )
 
 
 def concluded(failures: list[SeatrialError], attempts: int | None = None) -> SeatrialError:

@@ -7,7 +7,8 @@ What it promises (scaling.md 5.1, hazards H4 and H5):
 - Counts belong to an incarnation, never to an address: a port is used again by the next engine.
 - A transport error or a 5xx is retried on another replica, and the count moves there before the back-off: the sum over
   all replicas equals the open calls at every instant. A 4xx and a cancellation are never retried.
-- A call of unknown outcome is sent again only if the request says that this is harmless.
+- A call of unknown outcome is sent again only if the request says that this is harmless: to another replica if there is
+  one, else when the first has let go of it (the id is live there until then, and refused).
 - The count is given back once, however the call ends. ``served`` counts successes.
 - A stream that breaks after its first event is never sent again: its reader has part of an answer already.
 - After a transport error a replica is *suspect*: not routed to until health readmits it. Those that merely could

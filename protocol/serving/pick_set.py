@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
+from collections.abc import Sequence
 
 from protocol.messages import EngineAddress
 from protocol.ports import EngineClient
@@ -82,7 +83,7 @@ class PickSet:
         self._lowest = lowest - 1
         return replica
 
-    def pick_other(self, tried: list[Replica]) -> Replica | None:
+    def pick_other(self, tried: Sequence[Replica]) -> Replica | None:
         """As ``pick``, but none of those tried; None when there is no other. Looks at no more than those and one."""
         for queue in self._queues[self._lowest :]:
             for replica in queue:

@@ -309,6 +309,24 @@ def test_a_real_engine_is_seen_to_accept_what_it_then_refuses(world: str) -> Non
     assert {row.name: row.result for row in judge.verdict().checks}["answer_is_the_engines"] == "pass"
 
 
+@pytest.mark.parametrize("world", ["real", "sim"])
+@pytest.mark.parametrize(
+    ("earlier", "expected"), [("runs", "fail"), ("ended", "pass"), ("elsewhere", "pass"), ("none", "pass")]
+)
+def test_an_id_that_its_own_sender_has_live_there_is_no_refusal(world: str, earlier: str, expected: str) -> None:
+    h = History(world=world)
+    h.sent("r1")
+    if earlier != "none":
+        h.accepted("r1", at="e1/1" if earlier == "elsewhere" else "e0/1")
+    if earlier == "ended":
+        h.finished("r1")
+    if world == "real":
+        h.accepted("r1")  # what stands in front of it sees it go in
+    h("engine.refused", at="e0/1", request="r1", status=400, why="Duplicate request ID detected: r1")
+    h.done("r1", outcome="unknown", status=400, error="HttpError")
+    assert h.end().judged("unexplained_failures").result == expected
+
+
 def test_a_refusal_does_not_explain_another_status() -> None:
     h = history()
     h.sent("r1")

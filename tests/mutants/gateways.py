@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from typing import Any
 
 from protocol.errors import HttpError, Outcome, SeatrialError
@@ -202,6 +203,13 @@ class ShutsEveryoneOut(Gateway):
         pass
 
 
+class ResendsAtOnce(Gateway):
+    """Sends a request again to a replica that has not let go of it: the id is live there, and refused."""
+
+    def _held_s(self, replica: Replica, left: Mapping[Replica, float]) -> float:
+        return 0.0
+
+
 MUTANTS = (
     _gateway("count dropped before moved", "M8", DropsCountBeforeMoving, "lost_replies", "gateway_counts"),
     _gateway("counted after the pick", "scaling 5.1", PicksBeforeItCounts, "quiet", "gateway_counts"),
@@ -219,5 +227,6 @@ MUTANTS = (
         "deadline as a clock reading", "DESIGN deadlines", SendsDeadlineAsClockReading, "lost_replies", "nothing_lost"
     ),
     _gateway("hedges what may not be sent twice", "A-I3", Hedges, "once_only", "nothing_twice"),
+    _gateway("resent while it runs", "engines 3", ResendsAtOnce, "slow_for_a_while", "answered_fraction"),
     _gateway("nobody left to route to", "scaling 5.1", ShutsEveryoneOut, "nobody_connects", "answered_fraction"),
 )

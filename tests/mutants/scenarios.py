@@ -307,6 +307,19 @@ SCENARIOS: dict[str, str] = {
         acceptance="\n- reached: {event: recovery.step, where: {stage: published}, within_s: 60}\n",
         workload=_ARRIVALS.replace("for_s: 12", "for_s: 20"),
     ),
+    "slow_for_a_while": _scenario(
+        "mutant_slow_for_a_while",
+        "All replicas are too slow for a while; what they were sent runs on until they see that nobody waits for it.",
+        service="      gateway: {read_timeout_s: 0.5, attempts: 5, backoff_s: 0.1, routable_wait_s: 20}\n",
+        steps="".join(
+            f"\n- {{when: {{event: engine.accepted, where: {{actor: chat-{number}}}, from_s: 3}}, do: slow, "
+            f"target: chat-{number}, with: {{percent: 20000}}, for_s: 3.5}}"
+            for number in range(3)
+        )
+        + "\n",
+        acceptance="\n- answered_fraction: {at_least: 1.0}\n",
+        workload=_ARRIVALS.replace("rate_per_s: 30", "rate_per_s: 12"),
+    ),
     "impatient": _scenario(
         "mutant_impatient",
         "No fault; clients that wait a little longer than any answer takes.",

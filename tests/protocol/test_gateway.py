@@ -237,6 +237,94 @@ def test_a_retry_waits_uncounted_while_every_replica_is_suspect() -> None:
     run(body)
 
 
+@pytest.mark.parametrize("error", [ReadTimeout, ConnectionLost])
+def test_a_replica_is_sent_a_request_again_when_it_has_let_go_of_it(error: type[SeatrialError]) -> None:
+    async def body(world: FakeBackend) -> None:
+        (one,) = await fleet(world, 1)
+        one.generate_script = [error("x")]
+        made = await gateway(world, (one,), routable_wait_s=5.0, backoff_s=0.1, let_go_s=6.0)
+        now = asyncio.get_running_loop().time
+        began = now()
+        call = asyncio.ensure_future(made.generate(request()))
+        await asyncio.sleep(1.0)
+        await made.set_routable(one.address, True, "")
+        await asyncio.sleep(4.5)
+        assert one.generated == [] and (await view(made, "engine-0")).in_flight == 1  # counted: it is to be sent there
+        assert (await call).attempts == 2
+        assert 6.0 <= now() - began < 7.0
+        # What was never sent is sent at once.
+        one.generate_script = [ConnectTimeout("x")]
+        began = now()
+        assert (await made.generate(request(1))).attempts == 2
+        assert now() - began < 1.0
+
+    run(body)
+
+
+def test_a_call_does_not_wait_for_a_replica_that_leaves_meanwhile() -> None:
+    async def body(world: FakeBackend) -> None:
+        one, two, three = await fleet(world, 3)
+        one.generate_script, two.generate_script = [ReadTimeout("x")], [ReadTimeout("x")]
+        made = await gateway(world, (one, two), backoff_s=0.1)
+        call = asyncio.ensure_future(made.generate(request()))
+        await asyncio.sleep(1.0)
+        assert [v.routable for v in await made.engines()] == [False, False]
+        await made.set_routable(one.address, True, "")
+        await asyncio.sleep(1.0)
+        assert await made.add_replica(three.address)
+        await made.set_routable(one.address, False, "ill")
+        began = asyncio.get_running_loop().time()
+        assert (await call).engine == three.address.name
+        assert asyncio.get_running_loop().time() - began < 5.0
+        assert [v.in_flight for v in await made.engines()] == [0, 0, 0]
+
+    run(body)
+
+
+def test_after_waiting_for_anybody_a_call_goes_where_it_has_not_been() -> None:
+    async def body(world: FakeBackend) -> None:
+        one, two = await fleet(world, 2)
+        one.generate_script = [ReadTimeout("x")]
+        made = await gateway(world, (one,), backoff_s=0.1)
+        call = asyncio.ensure_future(made.generate(request()))
+        await asyncio.sleep(1.0)
+        await made.set_routable(one.address, True, "")
+        assert await made.add_replica(two.address)  # in the same step: both are there when it looks
+        assert (await call).engine == "engine-1"
+
+    run(body)
+
+
+_DUPLICATE = "Duplicate request ID detected: r-000000"
+
+
+def test_an_id_that_is_live_from_an_earlier_attempt_is_no_refusal() -> None:
+    async def body(world: FakeBackend) -> None:
+        (one,) = await fleet(world, 1)
+        made = await gateway(world, (one,), backoff_s=0.1, attempts=3)
+
+        async def ask(script: list[SeatrialError]) -> Any:
+            one.generate_script = script
+            await made.set_routable(one.address, True, "")
+            call = asyncio.ensure_future(made.generate(request()))
+            await asyncio.sleep(1.0)
+            await made.set_routable(one.address, True, "")
+            return await call
+
+        live = HttpError(status=400, body=_DUPLICATE)
+        assert (await ask([ReadTimeout("x"), live])).attempts == 3
+        with pytest.raises(ReadTimeout) as caught:  # the client is told that nobody knows, not that it asked wrongly
+            await ask([ReadTimeout("x"), live, live])
+        assert caught.value.attempts == 3 and caught.value.outcome is Outcome.UNKNOWN
+        assert [type(error) for error in caught.value.attached] == [HttpError, HttpError]
+        with pytest.raises(HttpError) as refused:  # of somebody else's
+            await ask([live])
+        assert (refused.value.status, refused.value.outcome) == (400, Outcome.NOT_DONE)
+        assert [v.in_flight for v in await made.engines()] == [0]
+
+    run(body)
+
+
 def test_where_no_connection_comes_about_nobody_is_shut_out() -> None:
     async def body(world: FakeBackend) -> None:
         engines = await fleet(world, 3)
