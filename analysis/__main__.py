@@ -10,6 +10,7 @@ import io
 import itertools
 import json
 import pathlib
+import signal
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -19,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from analysis.errors import BadInput, print_anything
+from analysis.errors import BadInput, print_anything, require_current_folder, tell_defect
 from analysis.explain import explain_check
 from analysis.outputs import require_unchanged, rewrite
 from analysis.reader import read_json
@@ -30,11 +31,12 @@ from analysis.tables import TABLES, rows
 from analysis.verdict import BAD_INPUT, Verdict, differences, judge_run
 
 _COLOURS = {"pass": "green", "fail": "bold red", "inconclusive": "yellow"}
+NO_VERDICT = 3
 RUN = click.argument("run", type=click.Path(path_type=pathlib.Path))
 
 
 class _Group(click.Group):
-    """Turns bad input into one clear message and exit code 2."""
+    """Turns bad input into one clear message and exit code 2. What has no verdict never ends with the code of one."""
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -42,12 +44,22 @@ class _Group(click.Group):
         except BadInput as error:
             click.echo(f"error: {error}", err=True)
             ctx.exit(BAD_INPUT)
+        except (click.ClickException, click.exceptions.Exit):
+            raise
+        except (KeyboardInterrupt, click.Abort):
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # the impatient press twice
+            click.echo("interrupted; there is no verdict", err=True)
+            ctx.exit(NO_VERDICT)
+        except Exception:
+            tell_defect()
+            ctx.exit(NO_VERDICT)
 
 
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
 def main() -> None:
     """Reads what runs leave behind. RUN is a run directory."""
     print_anything()
+    require_current_folder()
 
 
 @main.command()

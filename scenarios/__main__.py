@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 
 import click
 
-from analysis.errors import BadInput, print_anything
+from analysis.errors import BadInput, print_anything, require_current_folder, tell_defect
 from scenarios.console import Number, Shell
 from scenarios.http_commands import openapi
 from scenarios.load import Scenario, catalog, load
@@ -26,7 +26,11 @@ from scenarios.runner import default_directory, look_through_traces, preflight, 
 INCONCLUSIVE = 3
 
 _SETS = click.option(
-    "--set", "changes", multiple=True, metavar="KEY=VALUE", help="Change a key, as in seed=3 or steps.0.at_s=5, or by a step's name."
+    "--set",
+    "changes",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Change a key, as in seed=3 or steps.0.at_s=5.",
 )
 _JSON = click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
 _SEED = click.option("--seed", type=click.IntRange(0, 2**63 - 1), help="Instead of the scenario's own.")
@@ -41,6 +45,7 @@ _HANG = click.option(
 def cli() -> None:
     """Sea trials for the control plane of agentic RL post-training."""
     print_anything()
+    require_current_folder()
 
 
 @cli.command("list")
@@ -272,6 +277,9 @@ def main() -> None:
         # The interrupted step's own coroutines are never awaited now; Python would say so below the message.
         warnings.simplefilter("ignore", RuntimeWarning)
         click.echo("interrupted; what was written so far is no verdict", err=True)
+        sys.exit(INCONCLUSIVE)
+    except Exception:
+        tell_defect()
         sys.exit(INCONCLUSIVE)
     sys.exit(code if isinstance(code, int) else 0)
 
