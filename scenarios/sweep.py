@@ -23,26 +23,12 @@ from scenarios import canary
 from scenarios.console import Shell
 from scenarios.load import Scenario
 from scenarios.runner import repeat_command, run_in_sim
+from scenarios.seeds import SeedResult, run_seed
 from scenarios.workers import Lost, run_in_workers
 
 _KEPT_A_GROUP = 3  # run directories of one group of failures
 _LINE_EVERY_S = 10.0
 _LOST = "lost"
-
-
-@dataclasses.dataclass(frozen=True)
-class SeedResult:
-    """What a seed came to. ``ended``: the reason of run.finished, or ``lost``, where nothing came back.
-
-    ``why``: (check, explanation) of the rows that decided, none when it passed.
-    """
-
-    seed: int
-    result: str
-    ended: str
-    digest: str
-    events: int
-    why: list[tuple[str, str]]
 
 
 @dataclasses.dataclass
@@ -244,13 +230,6 @@ def _workers(
         return run_on_ray(scenario, request, seeds, ray, jobs)
     jobs = jobs or 1
     return run_in_workers(request, seeds, jobs, max(1, min(64, len(seeds) // (4 * jobs))))
-
-
-def run_seed(scenario: Scenario, seed: int, hang_after_s: float | None = None) -> SeedResult:
-    """One seed with drawn orders and delays, judged live, nothing written."""
-    ran = run_in_sim(scenario, seed, explore=True, hang_after_s=hang_after_s)
-    why = [(row.name, row.explain) for row in ran.verdict.failed()]
-    return SeedResult(seed, ran.verdict.result, ran.result.reason, ran.result.digest, ran.result.events, why)
 
 
 def _shown(results: Iterator[SeedResult], total: int, shell: Shell) -> Iterator[SeedResult]:

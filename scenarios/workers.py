@@ -209,7 +209,7 @@ def main() -> None:
             os._exit(0)  # the sweep is dead
 
     from scenarios.load import parse
-    from scenarios.sweep import run_seed
+    from scenarios.seeds import run_seed
 
     line = commands.readline()
     if not line:  # the sweep has ended already

@@ -21,6 +21,7 @@ from aiohttp import web
 
 from real.engines import headers
 from real.engines.generations import ROUTES, Generations
+from real.engines.inbound import Inbound
 from real.engines.posts import Posts
 from real.engines.served import Served
 from real.engines.traffic import Message, Traffic
@@ -29,26 +30,6 @@ from real.evidence import ProcessLog
 _LOG = logging.getLogger(__name__)
 _BODY_BYTES = 256 << 20  # a prompt of a million tokens is 7 MB; anything near this is no request
 _BACKLOG = 4096
-
-
-class Inbound:
-    """A request at the front, with what its headers say."""
-
-    __slots__ = ("body", "cause", "delivery", "lc", "message", "request", "route")
-
-    def __init__(self, request: web.BaseRequest, body: bytes, message: Message, lc: int) -> None:
-        self.request = request
-        self.body = body
-        self.message = message
-        self.route = message.route
-        self.cause = message.sent
-        self.lc = lc
-        self.delivery = self.cause or f"{message.engine}/{message.engine_inc}/foreign"
-
-    def break_connection(self) -> None:
-        """Reset the caller's connection, as the death of a process does."""
-        if self.request.transport is not None:
-            self.request.transport.abort()
 
 
 class Front:

@@ -5,18 +5,16 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import aiohttp
 from aiohttp import web
 
 from real.engines import headers
 from real.engines.conversations import Conversations
+from real.engines.inbound import Inbound
 from real.engines.served import Ending, Served, ending_of
 from real.evidence import ProcessLog
-
-if TYPE_CHECKING:
-    from real.engines.front import Inbound
 
 ROUTES = ("/generate", "/v1/chat/completions", "/v1/completions", "/v1/messages")
 
@@ -24,7 +22,7 @@ ROUTES = ("/generate", "/v1/chat/completions", "/v1/completions", "/v1/messages"
 _STREAM_LOOK_S = 0.3
 _CHECK_S = 4.0
 
-Relay = Callable[["Inbound", web.StreamResponse], Awaitable[None]]
+Relay = Callable[[Inbound, web.StreamResponse], Awaitable[None]]
 """Called before an answer leaves; it may hold it back, and it signs it."""
 
 

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import aiohttp
 
 from real.engines.generations import Generations
+from real.engines.inbound import Inbound
 from real.engines.served import Served
 from real.engines.weights import WeightsNotFound, read_weights
 from real.evidence import ProcessLog
-
-if TYPE_CHECKING:
-    from real.engines.front import Inbound
 
 _HALF_DONE = "Weights were updated, but"
 """So begins SGLang's 400 after a load whose flush was refused: the weights have changed all the same."""

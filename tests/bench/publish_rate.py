@@ -23,8 +23,8 @@ import yaml
 from analysis.verdict import Judge
 from scenarios.load import Scenario, load, parse
 from scenarios.runner import preregistered
+from scenarios.seeds import run_seed
 from scenarios.sim_world import SimStage
-from scenarios.sweep import run_seed
 
 FIRST_SEED = 1
 WARM_UP = 5

@@ -13,7 +13,7 @@ import sys
 from time import process_time
 
 from scenarios.load import load
-from scenarios.sweep import run_seed
+from scenarios.seeds import run_seed
 
 FIRST_SEED = 1
 WARM_UP = 5

@@ -16,7 +16,7 @@ import pytest
 
 from analysis.errors import BadInput
 from scenarios.load import Scenario
-from scenarios.sweep import run_seed
+from scenarios.seeds import run_seed
 from scenarios.workers import Lost, run_in_workers
 from tests.scenarios.conftest import ROOT, SMALL, Command, component_of
 
