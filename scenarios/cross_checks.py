@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import os
 import pathlib
@@ -215,7 +216,7 @@ def _parameters(step: StepModel, path: Path, places: Places) -> Any:
         first = error.errors(include_url=False)[0]
         inner = (*path, "with", *first["loc"])
         if first["type"] == "unknown_key":
-            key = str(first["ctx"]["key"]).strip("'")
+            key = ast.literal_eval(first["ctx"]["key"])
             inner = (*inner, key)
             raise BadInput(f"{places.name(inner)}: unknown key{first['ctx']['fix']}") from error
         if first["type"] == "missing":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import hashlib
 import os
@@ -22,6 +23,8 @@ from scenarios.yaml_tree import Places, YamlTree, dotted
 
 HERE = pathlib.Path(__file__).resolve().parent
 CATALOG = HERE / "catalog"
+_LARGEST_BYTES = 1 << 20
+"""Of a scenario file: YAML takes minutes and gigabytes for what is far beyond what a person writes."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,13 +88,18 @@ def load(name_or_file: str, changes: Sequence[str] = ()) -> Scenario:
     """
     path = find(name_or_file)
     try:
-        text = path.read_bytes().decode("utf-8")
+        with open(path, "rb") as file:
+            data = file.read(_LARGEST_BYTES + 1)
+        text = data.decode("utf-8")
     except FileNotFoundError as error:
         raise BadInput(f"{path}: no such file; 'python -m scenarios list' names the scenarios") from error
     except UnicodeDecodeError as error:
         raise BadInput(f"{path}: is no UTF-8 text (byte {error.start + 1})") from error
     except OSError as error:
         raise BadInput(f"{path}: cannot be read ({error.strerror})") from error
+    if len(data) > _LARGEST_BYTES:
+        most = f"{_LARGEST_BYTES >> 20} MiB"
+        raise BadInput(f"{path}: is longer than {most}; a scenario names its traces, it does not hold them")
     return parse(text, _shown(path), path.resolve().parent, changes, pathlib.Path.cwd())
 
 
@@ -129,10 +137,10 @@ def _explain(error: ValidationError, places: Places) -> str:
     path = places.tree.known_path(first["loc"])
     message = str(first["msg"])
     if kind == "unknown_key":
-        key = str(first["ctx"]["key"]).strip("'")
+        key = ast.literal_eval(first["ctx"]["key"])
         return f"{places.of((*path, key))}: {dotted((*path, key))}: unknown key{first['ctx']['fix']}"
     if kind == "no_switch":
-        at = (*path, str(first["ctx"]["key"]).strip("'"))
+        at = (*path, ast.literal_eval(first["ctx"]["key"]))
         return f"{places.of(at)}: {dotted(at)}: is no switch; write a number or a text, not true or false"
     if kind == "missing":
         missing = (*path, str(first["loc"][-1]))

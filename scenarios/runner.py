@@ -117,10 +117,19 @@ def preflight(scenario: Scenario, backend: Backend) -> list[TraceFacts]:
 
 
 def look_through_traces(scenario: Scenario) -> list[TraceFacts]:
-    """Read every trace of a scenario to its end, so that a bad row is found before the run. Raises BadInput."""
+    """Read every trace of a scenario to its end, so that a bad row is found before the run.
+
+    Raises:
+        BadInput: a bad row; or the run would be stopped by its time limit with requests open, whoever serves them.
+    """
     facts = []
     for workload in scenario.model.workload:
         if workload.trace is None:
+            loop = None if workload.arrivals is None else workload.arrivals.closed_loop
+            if workload.for_s is not None and workload.requests is None and (loop is None or loop.turns is None):
+                _within_limit(
+                    scenario, f"the workload of service {workload.service!r}", workload.from_s + workload.for_s
+                )
             continue
         counts = Counts()
         requests = 0
@@ -129,7 +138,18 @@ def look_through_traces(scenario: Scenario) -> list[TraceFacts]:
             requests += 1
             last_ns = arrival.t_ns
         facts.append(TraceFacts(workload.trace.file, requests, last_ns / 1e9, counts.zero_output))
+        _within_limit(scenario, f"the trace {workload.trace.file}", workload.from_s + last_ns / 1e9)
+    for number, step in enumerate(scenario.model.steps):
+        if step.at_s is not None:
+            _within_limit(scenario, f"steps[{number}]", step.at_s)
     return facts
+
+
+def _within_limit(scenario: Scenario, what: str, end_s: float) -> None:
+    limit_s = scenario.model.limits.time_limit_s
+    if end_s > limit_s:
+        place = scenario.place(("limits", "time_limit_s"))
+        raise BadInput(f"{place}: {what} goes on until {end_s:g} s, the run is stopped after {limit_s:g} s; raise it")
 
 
 def repeat_command(

@@ -39,7 +39,8 @@ class YamlTree:
         except yaml.MarkedYAMLError as error:
             mark = error.problem_mark or error.context_mark
             where = f"{source}:{mark.line + 1}" if mark and mapping else source
-            raise BadInput(f"{where}: no YAML: {error.problem or error.context}") from error
+            said = error.context if "duplicate" in (error.context or "") else error.problem or error.context
+            raise BadInput(f"{where}: no YAML: {str(said).partition(';')[0]}") from error
         except yaml.YAMLError as error:
             raise BadInput(f"{source}: no YAML: {str(error).splitlines()[0]}") from error
         except RecursionError as error:
@@ -151,5 +152,9 @@ def dotted(path: Sequence[str | int]) -> str:
     """``steps[2].when.event``."""
     text = ""
     for part in path:
-        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else str(part)
+        if isinstance(part, int):
+            text += f"[{part}]"
+        else:  # a key of the file may be anything: an error stays one line, and does not colour the terminal
+            shown = part if part.isprintable() and part else repr(part)
+            text += f".{shown}" if text else shown
     return text

@@ -13,9 +13,9 @@ from protocol.evidence import Event
 
 
 class Parameters(BaseModel):
-    """Base of a criterion's parameters: unknown keys are refused."""
+    """Base of a criterion's parameters: unknown keys are refused, and bounds that everything is within."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 P = TypeVar("P", bound=Parameters)

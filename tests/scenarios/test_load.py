@@ -136,6 +136,10 @@ BAD = [
     ("  nodes: 2", "  nodes: !!int ''", r"f.yaml:4: '' cannot be read as"),
     ("  nodes: 2", "  nodes: 0x" + "9" * 5000, r"f.yaml:4: 0x9+... is too long a number"),
     ("  nodes: 2", "  nodes: 1000001", r"f.yaml:4: .*must be less than or equal to 1000000"),
+    ("name: one", "name: &a one\nseed: &a 7", r"f.yaml:\d+: no YAML: found duplicate anchor 'a'$"),
+    ("name: one", 'name: one\n"a\\nb": 7', r"f.yaml:\d+: 'a\\nb': unknown key; known: name"),
+    ("name: one", "name: one\n'': 7", r"f.yaml:\d+: '': unknown key; known: name"),
+    ("nothing_lost: {}", "latency_p99: {at_most_s: .inf}", r"f.yaml:24: .*'at_most_s': Input should be a finite number"),
     ("for_s: 3", "for_s: 1e3", r"f.yaml:\d+: workload.for_s: '1e3' is text in YAML; write 1.0e\+3$"),
     ("for_s: 3", "for_s: 1.0e+300", r"workload.for_s: must be less than or equal to 1000000000 \(given: 1e\+300\)"),
 ]  # fmt: skip
@@ -346,6 +350,8 @@ def test_unknown_scenario_and_absent_file() -> None:
         load("s" * 300)
     with pytest.raises(BadInput, match="cannot be read .File name too long"):
         load("s" * 300 + ".yaml")
+    with pytest.raises(BadInput, match=r"/dev/zero: is longer than 1 MiB"):
+        load("/dev/zero")  # nor is it read to its end
 
 
 def test_a_component_whose_import_fails(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -203,11 +203,22 @@ def test_services_that_do_not_come_up_end_the_run(small: Make) -> None:
     [
         ("topology.services.chat.engine=gpt-9", "topology.services.chat.engine: no engine profile 'gpt-9'"),
         ("topology.services.chat.export={prefix: other}", "recovery would never find an export"),
+        (
+            "limits.time_limit_s=2",
+            "--set limits.time_limit_s=2: .*service 'chat' goes on until 3 s, .*stopped after 2 s",
+        ),
+        ("workload.from_s=98", "limits.time_limit_s: the workload of service 'chat' goes on until 101 s"),
+        ("steps=[{at_s: 101, do: note, with: {text: late}}]", r"limits.time_limit_s: steps\[0\] goes on until 101 s"),
     ],
 )
 def test_preflight_refuses(small: Make, change: str, message: str) -> None:
     with pytest.raises(BadInput, match=message):
         preflight(small(change), "sim")
+
+
+@pytest.mark.parametrize("change", ["workload.requests=9", "workload.arrivals={closed_loop: {sessions: 1, turns: 2}}"])
+def test_a_workload_that_may_end_before_its_time_is_no_matter_of_the_limit(small: Make, change: str) -> None:
+    assert preflight(small("limits.time_limit_s=2", change), "sim") == []
 
 
 def test_preflight_reads_traces_to_the_last_row(small: Make, tmp_path: pathlib.Path) -> None:
@@ -216,6 +227,9 @@ def test_preflight_reads_traces_to_the_last_row(small: Make, tmp_path: pathlib.P
     (tmp_path / "t.csv").write_text(rows.format(0))
     facts = preflight(small(text=text, folder=tmp_path), "sim")
     assert [(fact.requests, fact.zero_output) for fact in facts] == [(1, 1)]
+    (tmp_path / "t.csv").write_text(rows.format(3))
+    with pytest.raises(BadInput, match="the trace t.csv goes on until 1 s, the run is stopped after 0.5 s; raise it"):
+        preflight(small("limits.time_limit_s=0.5", text=text.replace("for_s", "#"), folder=tmp_path), "sim")
     (tmp_path / "t.csv").write_text(rows.format("many"))
     with pytest.raises(BadInput, match=r"t.csv:3: column 'GeneratedTokens': 'many'"):
         preflight(small(text=text, folder=tmp_path), "sim")
