@@ -83,16 +83,16 @@ class Dispatcher:
                     replica = self._elsewhere(request, replica, tried, why, failures)
                 await asyncio.sleep(config.backoff_s * len(failures))
                 while True:
+                    if replica is not None and not replica.routable:
+                        # It left the pick set while this call slept: what is not sent yet must not go there.
+                        replica = self._elsewhere(request, replica, [*tried, replica], replica.why, failures)
                     if replica is None:
                         await self._wait_routable()
                         replica = self._pick(request, tried)
-                    elif not replica.routable:
-                        # It left the pick set while this call slept: what is not sent yet must not go there.
-                        replica = self._elsewhere(request, replica, [*tried, replica], replica.why, failures)
-                    elif (wait_s := self._held_s(replica, left)) > 0:
-                        await asyncio.sleep(wait_s)
-                    else:
+                    wait_s = self._held_s(replica, left)
+                    if wait_s <= 0:
                         break
+                    await asyncio.sleep(wait_s)
         except NoReplica as error:
             raise concluded([*failures, error], len(failures)) from None
         finally:
