@@ -102,32 +102,36 @@ def main() -> None:
     parser.add_argument("seeds", type=int, nargs="?", default=200)
     parser.add_argument("scenario", nargs="?", default="minimal")
     parser.add_argument("--lose", action="store_true")
+    parser.add_argument("--no-rates", action="store_true", help="count alone; no other way of running is measured")
     parser.add_argument("--raylets", type=int, default=os.cpu_count() or 1)
     asked = parser.parse_args()
     os.environ.update(environment())
     seeds = range(1, asked.seeds + 1)
     some = seeds[: max(1, asked.seeds // 4)]
-    before = alone(asked.scenario, some), in_workers(asked.scenario, seeds, asked.raylets)
+    rates = not asked.no_rates
+    before = (alone(asked.scenario, some), in_workers(asked.scenario, seeds, asked.raylets)) if rates else None
     found = measured(asked.scenario, seeds, asked.raylets, lose=asked.lose)
-    after = in_workers(asked.scenario, seeds, asked.raylets), alone(asked.scenario, some)
+    after = (in_workers(asked.scenario, seeds, asked.raylets), alone(asked.scenario, some)) if rates else None
     digests = found.pop("digests")
-    one, workers = (before[0] + after[1]) / 2, (before[1] + after[0]) / 2
     found |= {
         "scenario": asked.scenario,
         "raylets": asked.raylets,
-        "alone_per_s": [round(before[0], 2), round(after[1], 2)],
-        "workers_per_s": [round(before[1], 2), round(after[0], 2)],
-        "times_one_process": round(found["seeds_per_s"] / one, 2),
-        "times_workers": round(found["seeds_per_s"] / workers, 2),
         "same_as_alone": all(run_seed(load(asked.scenario), seed).digest == digests[seed] for seed in some[:3]),
     }
+    said = f"{found['counted']} of {found['seeds']} seeds counted, {found['distinct']} distinct"
+    if before and after:
+        found |= {
+            "alone_per_s": [round(before[0], 2), round(after[1], 2)],
+            "workers_per_s": [round(before[1], 2), round(after[0], 2)],
+            "times_one_process": round(2 * found["seeds_per_s"] / (before[0] + after[1]), 2),
+            "times_workers": round(2 * found["seeds_per_s"] / (before[1] + after[0]), 2),
+        }
+        said += (
+            f", {found['times_one_process']} times one process on {asked.raylets} raylets, {found['times_workers']} "
+            f"times --jobs {asked.raylets}"
+        )
     print(json.dumps(found))
-    print(
-        f"{found['counted']} of {found['seeds']} seeds counted, {found['distinct']} distinct, "
-        f"{found['times_one_process']} times one process on {asked.raylets} raylets, {found['times_workers']} times "
-        f"--jobs {asked.raylets}",
-        file=sys.stderr,
-    )
+    print(said, file=sys.stderr)
 
 
 if __name__ == "__main__":
