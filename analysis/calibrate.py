@@ -17,8 +17,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from analysis.calibrate_input import (
     WHERE_TO_GET,
     CalibrationError,
@@ -28,6 +26,7 @@ from analysis.calibrate_input import (
     read,
     sha256,
 )
+from analysis.calibrate_output import profile_text
 from analysis.errors import BadInput
 from analysis.rundir import write_atomic
 
@@ -233,7 +232,7 @@ def run_calibrate(data: Path | None, out: Path | None) -> int:
         what = f"a value is missing or is no number ({type(error).__name__}: {error}) in one of {', '.join(FILES)}"
         print(f"calibrate: {data}: {what}; are these the runs, unchanged?", file=sys.stderr)
         return 2
-    text = profile_text(profile)
+    text = profile_text(profile, "--data DIR")
     if out is None:
         print(text, end="")
     else:
@@ -253,21 +252,6 @@ def run_calibrate(data: Path | None, out: Path | None) -> int:
     assumed = ", ".join(key for key, entry in profile["parameters"].items() if entry["origin"] == "assumed")
     print(f"assumed, not fitted: {assumed}", file=sys.stderr)
     return 0
-
-
-def profile_text(profile: dict[str, Any]) -> str:
-    """The YAML text of a profile, one parameter a line."""
-    head = {key: profile[key] for key in ("name", "summary", "model_path", "weights_version")}
-    lines = [
-        "# Made by: python -m analysis calibrate --data DIR. Do not edit: fit again.\n",
-        yaml.safe_dump(head, sort_keys=False, width=200),
-    ]
-    for section in ("sources", "fit"):
-        lines.append(f"{section}:\n")
-        lines += [f"  - {_flow(row)}\n" for row in profile[section]]
-    lines.append("parameters:\n")
-    lines += [f"  {key}: {_flow(entry)}\n" for key, entry in profile["parameters"].items()]
-    return "".join(lines)
 
 
 # --- what the runs say ------------------------------------------------------------------------------------------------
@@ -452,7 +436,3 @@ def _significant(value: float) -> float:
 def _entry(value: Any, unit: str, origin: str, note: str = "") -> dict[str, Any]:
     entry = {"value": value, "unit": unit, "origin": origin}
     return {**entry, "note": note} if note else entry
-
-
-def _flow(row: dict[str, Any]) -> str:
-    return yaml.safe_dump(row, default_flow_style=True, sort_keys=False, width=10_000).strip()

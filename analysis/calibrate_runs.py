@@ -23,8 +23,8 @@ from typing import Any
 
 import yaml
 
-from analysis.calibrate import profile_text
 from analysis.calibrate_input import CalibrationError, least_squares
+from analysis.calibrate_output import profile_text
 from analysis.errors import BadInput
 from analysis.rundir import RunDir, write_atomic
 from protocol.evidence import Event
@@ -311,7 +311,7 @@ def run_calibrate_runs(runs: Sequence[pathlib.Path], base: pathlib.Path | None, 
         fit = fit_runs(directories)
     except CalibrationError as error:
         raise BadInput(f"calibrate: {error}") from error
-    text = profile_text(fitted_profile(fit, base, directories))
+    text = profile_text(fitted_profile(fit, base, directories), "RUN...")
     lines = [f"{name:<20} {fit.terms[name] * 1e3:9.4f} ms" for name in TERMS]
     lines.append(f"median error of {fit.requests} requests: {fit.error_percent:.1f}%")
     if fit.startup_s is not None:

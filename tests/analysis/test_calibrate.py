@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from analysis.calibrate import FILES, CalibrationError, calibrate, profile_text, run_calibrate
+from analysis.calibrate import FILES, CalibrationError, calibrate, run_calibrate
+from analysis.calibrate_output import profile_text
 from sim.profiles import load_profile
 from tests.conftest import shared_folder
 from tests.sim.engine_world import S, World
@@ -32,7 +33,7 @@ def copied(tmp_path: Path) -> Path:
 
 @pytest.mark.shared
 def test_the_shipped_profile_is_what_the_data_give() -> None:
-    assert profile_text(calibrate(runs())) == SHIPPED.read_text(encoding="utf-8")
+    assert profile_text(calibrate(runs()), "--data DIR") == SHIPPED.read_text(encoding="utf-8")
 
 
 def test_every_fitted_figure_states_its_error_and_none_is_off_by_more_than_8_percent() -> None:

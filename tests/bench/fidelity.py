@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 import click
 
-from analysis.calibrate import profile_text
+from analysis.calibrate_output import profile_text
 from analysis.calibrate_runs import Fit, fit_runs, fitted_profile, set_arguments, world_settings
 from analysis.compare.table import AIM_PERCENT, Comparison, amount, compare
 from analysis.rundir import RunDir
@@ -100,7 +100,7 @@ def page(fit_on: Sequence[RunDir], tested: Sequence[RunDir], folder: pathlib.Pat
     """
     fit = fit_runs(fit_on)
     profile = folder / "fitted.yaml"
-    profile.write_text(profile_text(fitted_profile(fit, None, fit_on)), encoding="utf-8")
+    profile.write_text(profile_text(fitted_profile(fit, None, fit_on), "RUN..."), encoding="utf-8")
     info = tested[0].info()
     lines = [_HEAD.format(aim=AIM_PERCENT)]
     machine = ", ".join(f"{key} {value}" for key, value in sorted(info.machine.items()))
