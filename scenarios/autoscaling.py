@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from protocol.config import ComponentConfig
-from protocol.errors import SeatrialError
+from protocol.errors import ActorDied, NoSuchActor, SeatrialError
 from protocol.evidence import observer
 from protocol.ports import ActorHandle, backend
 from protocol.scaling.autoscaler_api import AutoscalerApi
@@ -20,7 +20,7 @@ from protocol.scaling.bodies import ApiReply
 from protocol.scaling.contract import Direction
 from protocol.scaling.policy import ROLLOUT, AutoscalerConfig
 from protocol.serving.peer import Peer
-from scenarios.scaling import record_answered, record_asked
+from scenarios.scaling import is_over, record_answered, record_asked
 
 _ANSWER_S = 29.0  # a little less than the autoscaler waits
 _RECONCILE_S = 149.0
@@ -40,6 +40,11 @@ class ScaleFront:
         self._service = service
         self._api = Peer(api, _ANSWER_S)
         self._slow = Peer(api, _RECONCILE_S)
+        self._open: dict[str, Direction] = {}  # operations that were admitted and not seen to end
+
+    async def left_open(self) -> dict[str, Direction]:
+        """The operations that were admitted through here and not seen to end: for when nobody follows them any more."""
+        return dict(self._open)
 
     async def engines(self) -> ApiReply:
         reply: ApiReply = await self._api.call("engines")
@@ -71,7 +76,17 @@ class ScaleFront:
             reply = await peer.call(route, *arguments)
         finally:
             record_answered(ask, route, reply)
+        self._note(direction, operation, reply)
         return reply
+
+    def _note(self, direction: Direction, operation: str, reply: ApiReply) -> None:
+        named = operation or reply.body.get("request_id")
+        if not isinstance(named, str) or not named:
+            return
+        if reply.status == 404 or (reply.status == 200 and is_over(direction, reply.body)):
+            self._open.pop(named, None)
+        elif reply.status == 200:
+            self._open[named] = direction
 
 
 @dataclasses.dataclass(slots=True)
@@ -83,6 +98,8 @@ class Autoscaling:
     cls: type
     front: ActorHandle
     scaler: ActorHandle | None = None
+    lost: bool = False
+    """The incarnation that was started is no more: what it had asked for, nobody may follow."""
 
     async def begin(self) -> None:
         """Start it. Its evaluations are timed from here, so this is done when the workload begins."""
@@ -128,9 +145,25 @@ class Autoscaling:
         """Ask the incarnation that lives now; a dead one, or one of the user's own without the method, says nothing."""
         try:
             async with asyncio.timeout(_ASK_S):
-                return await getattr(await backend().lookup(f"autoscaler-{self.service}"), method)()
+                living = await backend().lookup(f"autoscaler-{self.service}")
+                self.lost = self.lost or (self.scaler is not None and living.incarnation != self.scaler.incarnation)
+                return await getattr(living, method)()
+        except (ActorDied, NoSuchActor):
+            self.lost = True
+            return default
         except (SeatrialError, TimeoutError, AttributeError):
             return default
+
+    async def left_open(self) -> dict[str, Direction]:
+        """What an autoscaler that died had asked for, and was not seen to end."""
+        if not self.lost:
+            return {}
+        try:
+            async with asyncio.timeout(_ASK_S):
+                found: dict[str, Direction] = await self.front.left_open()
+                return found
+        except (SeatrialError, TimeoutError):
+            return {}
 
     async def actors(self) -> list[ActorHandle]:
         """What there is to end."""

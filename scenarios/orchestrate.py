@@ -115,6 +115,8 @@ async def conduct(
     await _until(lambda: all_routable(services.values()), limits.converge_within_s)
     for service in services.values():
         if service.operator is not None:
+            if service.autoscaling is not None:
+                service.operator.take_over(await service.autoscaling.left_open())
             await service.operator.snapshot("final")
         if service.publishing is not None:
             await service.publishing.operator.snapshot(limits.converge_within_s)

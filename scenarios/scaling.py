@@ -51,6 +51,10 @@ class ScaleOperator:
         self._latest: dict[Direction, str] = {}
         self._admitted: dict[str, Direction] = {}
 
+    def take_over(self, operations: Mapping[str, Direction]) -> None:
+        """Ask in the end for what somebody else had asked for, and has no more follow."""
+        self._admitted |= operations
+
     # --- verbs ---
 
     async def scale(self, direction: Direction, params: ScaleParams) -> None:
@@ -76,7 +80,7 @@ class ScaleOperator:
         ends = _now() + budget_s + _AFTER_DEADLINE_S
         while _now() < ends:
             reply = await self._ask("status", direction, operation)
-            if reply is not None and (reply.status == 404 or _is_over(direction, reply.body)):
+            if reply is not None and (reply.status == 404 or is_over(direction, reply.body)):
                 return
             await asyncio.sleep(params.poll_s)
 
@@ -95,7 +99,7 @@ class ScaleOperator:
         ends = _now() + params.within_s
         while operation is not None and _now() < ends:
             reply = await self._ask("reconcile", params.direction, operation)
-            if reply is not None and reply.status == 200 and _is_over(params.direction, reply.body):
+            if reply is not None and reply.status == 200 and is_over(params.direction, reply.body):
                 break
             await asyncio.sleep(params.every_s)
         if operation is not None:
@@ -194,7 +198,8 @@ def groups_left(table: Mapping[str, PlacementState]) -> int:
     return sum(state != "REMOVED" for state in table.values())
 
 
-def _is_over(direction: Direction, answer: dict[str, Any]) -> bool:
+def is_over(direction: Direction, answer: dict[str, Any]) -> bool:
+    """Whether an answer says that its operation is terminal and clean."""
     return answer.get("status") in (*TERMINAL[direction], "CANCELLED") and answer.get("cleanup_required") is False
 
 

@@ -200,7 +200,7 @@ class OperationsEnd(Check):
     """Every operation that was admitted is terminal by the end, and a terminal state is never changed.
 
     The cleanup flag may drop from true to false; it never rises (scaling.md 1.5, 2.3). Where whoever asked
-    for an operation was killed, nobody hears of its end: then it has ended if its service recorded that.
+    for an operation was killed, nobody may hear of its end: that only its service says so is a doubt.
     """
 
     name = "operations_end"
@@ -211,7 +211,7 @@ class OperationsEnd(Check):
         super().__init__(ledger)
         self._operators = Operators()
         self._bounded: dict[str, None] = {}  # services whose API keeps few operations (memory_is_bounded)
-        self._ended: dict[str, None] = {}  # operations that have ended, and were not asked for since
+        self._ended: dict[str, int] = {}  # operations that ended by their service's word, and were not asked for since
         self._askers: dict[str, tuple[str, ...]] = {}  # operation -> who asked for it last, and through whom
         self._died: dict[str, None] = {}  # before the take-down
         self._taken_down = False
@@ -236,7 +236,7 @@ class OperationsEnd(Check):
         self._operators.on_asked(event)
 
     def _on_terminal(self, event: Event) -> None:
-        self._ended[event.data["operation"]] = None
+        self._ended[event.data["operation"]] = event.seq
 
     def _on_snapshot(self, event: Event) -> None:
         self._taken_down = self._taken_down or event.data["when"] == "final"
@@ -270,10 +270,13 @@ class OperationsEnd(Check):
         for seen in self._operators.operations.values():
             self.judged += 1
             died = any(name in self._died for name in self._askers.get(seen.id, ()))
-            if seen.terminal or (died and seen.id in self._ended):
+            if seen.terminal:
                 continue
             text = f"{seen.id} was admitted and is {seen.state} where the evidence ends"
-            if self.ledger.finished is None:
+            if died and seen.id in self._ended:
+                said = "whoever had asked for it was killed, and only its service says that it has ended"
+                self.doubt(f"{text}; {said}", seen.admitted_seq, self._ended[seen.id])
+            elif self.ledger.finished is None:
                 self.doubt(text, seen.admitted_seq)
             else:
                 self.violation(text, seen.admitted_seq, seen.last_seq)

@@ -381,14 +381,15 @@ def test_an_operation_that_is_not_known_any_more() -> None:
 @pytest.mark.parametrize(
     ("died", "ended", "asked_again", "expected"),
     [
-        (True, True, False, "pass"),
-        (True, False, False, "fail"),
-        (True, True, True, "fail"),
-        (False, True, False, "fail"),  # whoever asked for it has forgotten it
+        (True, True, "", "inconclusive"),  # its own word is no evidence of its end
+        (True, False, "", "fail"),
+        (True, True, "CONNECTING", "fail"),
+        (True, True, "ACTIVE", "pass"),  # the operator has taken it over
+        (False, True, "", "fail"),  # whoever asked for it has forgotten it
     ],
 )
 def test_nobody_hears_of_an_end_whose_asker_was_killed(
-    died: bool, ended: bool, asked_again: bool, expected: str
+    died: bool, ended: bool, asked_again: str, expected: str
 ) -> None:
     h = Scaled()
     h.submitted("a")
@@ -398,7 +399,7 @@ def test_nobody_hears_of_an_end_whose_asker_was_killed(
     if ended:
         h("scale.terminal", operation="a", state="ACTIVE", at="manager/0")
     if asked_again:
-        h.status("a", "CONNECTING")
+        h.status("a", asked_again)
     h.snapshot("final")
     h("actor.died", at="driver/0", reason="killed")  # the take-down
     assert h.end().judged("operations_end").result == expected
