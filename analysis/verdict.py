@@ -15,6 +15,9 @@ from analysis.errors import BadInput
 from analysis.rundir import Preregistered, RunDir
 from protocol.evidence import Event
 
+Handlers = tuple[Callable[[Event], None], ...]
+
+_SENT, _DONE = "call.sent", "call.done"
 EXIT_CODES: dict[str, int] = {"pass": 0, "fail": 1, "inconclusive": 3}
 BAD_INPUT = 2
 ANALYSIS_VERSION = 1
@@ -76,7 +79,10 @@ class Judge:
         self._checks += [one for one in self._acceptance if isinstance(one, Check)]
         self._raised: dict[object, str] = {}
         # Filled when a kind is first seen, so that its keys are the kinds that occurred.
-        self._dispatch: dict[str, tuple[Callable[[Event], None], ...]] = {}
+        self._dispatch: dict[str, Handlers] = {}
+        # Calls by method: who of those in the table above is about such calls.
+        self._sends: dict[str, Handlers] = {}
+        self._ends: dict[str, Handlers] = {}
         before, after = self._ledger.before(), self._ledger.after()
         self._sources = [before, *(check.handlers() for check in self._checks), after]
         self._later: dict[int, tuple[tuple[str, ...], dict[str, Handler]]] = {}  # source -> when it gets which handlers
@@ -94,11 +100,25 @@ class Judge:
         ledger.last = event
         if ledger.causal is not None:
             ledger.causal.see(event)
-        handlers = self._dispatch.get(event.kind)
+        kind = event.kind
+        handlers = self._dispatch.get(kind)
         if handlers is None:
-            handlers = self._first_of(event.kind)
+            handlers = self._first_of(kind)
         handler = None
         try:
+            if kind == _SENT:
+                data = event.data
+                ledger.open_calls[data["call"]] = event
+                method = data["method"]
+                known = self._sends.get(method)
+                handlers = self._about(method, self._sends, handlers) if known is None else known
+            elif kind == _DONE:
+                sent = ledger.open_calls.pop(event.data["call"], None)
+                if sent is not None:
+                    ledger.ended_calls += 1
+                    method = sent.data["method"]
+                    known = self._ends.get(method)
+                    handlers = self._about(method, self._ends, handlers) if known is None else known
             for handler in handlers:
                 handler(event)
         except Exception as error:
@@ -111,6 +131,8 @@ class Judge:
         for number in joining:
             self._sources[number] |= self._later.pop(number)[1]
         if joining:
+            self._sends.clear()
+            self._ends.clear()
             for seen in self._dispatch:
                 self._dispatch[seen] = self._handlers_of(seen)
         found = self._dispatch[kind] = self._handlers_of(kind)
@@ -123,6 +145,16 @@ class Judge:
             if kind in source and getattr(source[kind], "__self__", None) not in self._raised
         )
 
+    def _about(self, method: str, table: dict[str, Handlers], handlers: Handlers) -> Handlers:
+        """Those of the handlers that must see calls of this method."""
+        owners = [getattr(handler, "__self__", None) for handler in handlers]
+        found = table[method] = tuple(
+            handler
+            for handler, owner in zip(handlers, owners, strict=True)
+            if not isinstance(owner, Check) or owner.wants_call(method)
+        )
+        return found
+
     def _drop(
         self,
         handler: Callable[[Event], None] | None,
@@ -133,6 +165,8 @@ class Judge:
         """Take the check that raised out of the dispatch and let the others see the event."""
         owner = getattr(handler, "__self__", None)
         self._raised[owner] = f"raised {type(error).__name__}: {error} at event {event.seq} ({event.kind})"
+        self._sends.clear()
+        self._ends.clear()
         for kind, current in self._dispatch.items():
             self._dispatch[kind] = tuple(one for one in current if getattr(one, "__self__", None) is not owner)
         rest = handlers[handlers.index(handler) + 1 :] if handler is not None else ()

@@ -122,14 +122,11 @@ class ActorSystem:
                 call.error = ActorDied(f"{ref!r} is known to be dead; nothing was sent", outcome=Outcome.NOT_DONE)
                 return sent
         number = self.network.next_number()
-        event = self.world.emit(
+        event = self.world.record(
             caller,
             "call.sent",
             cause.get(),
-            call=number,
-            target=name,
-            target_inc=incarnation,
-            method=method.name,
+            {"call": number, "target": name, "target_inc": incarnation, "method": method.name},
         )
         if event is None or not caller.alive:  # an injector may act at the emission, which precedes the effect
             return sent

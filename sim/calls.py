@@ -314,9 +314,8 @@ class Call:
         """Evidence of the end at the caller; the first end counts (an abandoned wait is one)."""
         if not self.reported and self.number:
             self.reported = True
-            self.caller.world.emit(
-                self.caller, "call.done", cause=cause, call=self.number, outcome=outcome, error=error
-            )
+            data = {"call": self.number, "outcome": outcome, "error": error}
+            self.caller.world.record(self.caller, "call.done", cause, data)
 
     # --- what the network says ---
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterator
-from itertools import count
 from typing import Any, NamedTuple, Protocol
 
 import simpy
@@ -20,6 +19,8 @@ class Draw(Protocol):
     def next64(self) -> int: ...
 
     def below(self, n: int) -> int: ...
+
+    def numbered(self) -> Iterator[int]: ...
 
 
 class SimulationStopped(Exception):
@@ -53,6 +54,8 @@ class Entry:
 
 
 _new_entry = Entry.__new__
+FEW_CANCELLED = 1000
+"""So many cancelled entries may lie in the queue, whatever its length."""
 
 
 class Clock(simpy.Environment):
@@ -64,7 +67,7 @@ class Clock(simpy.Environment):
         super().__init__(initial_time=0)
         if ties is not None:
             # Equal times are permuted: the tie-breaker is a draw, made unique by a counter in its low bits.
-            self._eid = _drawn_ids(ties)  # type: ignore[assignment]  # SimPy only calls next on it
+            self._eid = ties.numbered()  # type: ignore[assignment]  # SimPy only calls next on it
         self.cancelled = 0  # entries and timers in the queue that will do nothing
 
     def schedule(self, event: Event, priority: int = NORMAL, delay: int = 0) -> None:  # type: ignore[override]  # ns
@@ -91,6 +94,15 @@ class Clock(simpy.Environment):
         _heappush(self._queue, (self._now + delay_ns, NORMAL, next(self._eid), entry))
         return entry
 
+    def post(self, delay_ns: int, fn: Callable[..., object], args: tuple[Any, ...], background: bool) -> None:
+        """:meth:`call_after` of what is never taken back, for messages: nothing is packed again."""
+        entry = _new_entry(Entry)
+        entry.clock = self
+        entry.fn = fn
+        entry.args = args
+        entry.background = background
+        _heappush(self._queue, (self._now + delay_ns, NORMAL, next(self._eid), entry))
+
     def next_number(self) -> int:
         """A place in the order of equal times, to be used later by :meth:`call_in_place`."""
         return next(self._eid)
@@ -106,25 +118,25 @@ class Clock(simpy.Environment):
         return entry
 
     def note_cancelled(self) -> None:
-        """Something in the queue was cancelled. Compacts the queue when most of it is.
+        """Something in the queue was cancelled."""
+        self.cancelled += 1
+        if self.cancelled > FEW_CANCELLED:
+            self.compact()
+
+    def compact(self) -> None:
+        """Take what was cancelled out of the queue when that is most of it.
 
         As asyncio does: long time-outs are nearly always cancelled, and must not pile up. Keys are unique, so the
         order of what stays does not depend on the shape of the heap.
         """
-        self.cancelled += 1
         queue: list[Any] = self._queue
-        if self.cancelled > 1000 and self.cancelled * 2 > len(queue):
+        if self.cancelled * 2 > len(queue):
             queue[:] = [entry for entry in queue if isinstance(entry[3], Event) or not entry[3].gone]  # in place:
             heapq.heapify(queue)  # the kernel holds a reference to the list
             self.cancelled = 0
 
     def step(self) -> None:
         raise EmptySchedule("the Kernel advances this clock")
-
-
-def _drawn_ids(ties: Draw) -> Iterator[int]:
-    for number in count():
-        yield (ties.next64() << 64) | number
 
 
 class NodeClock(NamedTuple):

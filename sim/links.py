@@ -42,13 +42,17 @@ class LinkSpec:
 
 
 class Link:
-    """One direction between two nodes. ``plain`` is the fast path: a fixed latency and nothing else."""
+    """One direction between two nodes. ``plain`` is the fast path: a fixed latency and nothing else.
+
+    ``drawn`` is that of exploring: its latency is drawn, and nothing else can befall a message.
+    """
 
     __slots__ = (
         "source",
         "target",
         "spec",
         "plain",
+        "drawn",
         "latency_ns",
         "extra_ns",
         "blocks",
@@ -72,9 +76,9 @@ class Link:
     def set(self, spec: LinkSpec) -> None:
         self.spec = spec
         self.latency_ns = ns(spec.latency_s) + self.extra_ns
-        self.plain = not (
-            self.explore or self.blocks or spec.jitter_s or spec.loss or spec.reorder or spec.bandwidth_bytes_per_s
-        )
+        bare = not (self.blocks or spec.jitter_s or spec.loss or spec.reorder or spec.bandwidth_bytes_per_s)
+        self.plain = bare and not self.explore
+        self.drawn = bare and self.explore
 
     def delay(self, now: int, size: int) -> int:
         """Nanoseconds until a message that leaves now arrives."""
@@ -82,7 +86,7 @@ class Link:
         delay = self.latency_ns
         if self.explore:
             # From a quarter to 32 times: wide enough that any two messages of neighbouring steps can swap.
-            delay = (delay << self.stream.below(8)) // 4 + self.stream.below(1000)
+            delay = self.stream.spread_ns(delay)
         if spec.jitter_s:
             delay += self.stream.uniform_ns(0, ns(spec.jitter_s))
         if spec.reorder and self.stream.chance(int(spec.reorder * DEN), DEN):

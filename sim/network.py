@@ -134,6 +134,7 @@ class Network:
         self.on_change: list[Callable[[], None]] = []
         """Called after every partition and repair (the cluster's health check)."""
         self._call_after = world.clock.call_after
+        self._post = world.clock.post
         self._read_timeouts: dict[tuple[float, bool], ReadTimeouts] = {}
         self._links: dict[str, dict[str, Link]] = {}
         self._default = LinkSpec(timings.link_latency_s)
@@ -218,7 +219,7 @@ class Network:
         for a, b in links:
             link = self.link(a, b)
             link.blocks += 1
-            link.plain = False
+            link.plain = link.drawn = False
         for listener in self.on_change:
             listener()
         return block
@@ -309,9 +310,13 @@ class Network:
             link = self._links[src.node][dst.node]
         except KeyError:
             link = self.link(src.node, dst.node)
-        if link.plain and self.fast_path and not self._armed:
-            self._call_after(link.latency_ns, fn, *args, background=call.background)
-            return
+        if self.fast_path and not self._armed:
+            if link.plain:
+                self._post(link.latency_ns, fn, args, call.background)
+                return
+            if link.drawn:
+                self._post(link.stream.spread_ns(link.latency_ns), fn, args, call.background)
+                return
         if self._armed and leg != CONTROL:
             fate = self._fate_of(src, dst, leg, call)
             if fate is not None:

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, MutableSequence, Sequence
+from collections.abc import Callable, Iterator, MutableSequence, Sequence
+from itertools import count
 from typing import Any, TypeVar
 
 import numpy as np
@@ -129,6 +130,20 @@ class Stream:
     def unit(self) -> float:
         """A float in [0, 1), a multiple of 2**-53."""
         return ((self._buffer or self._more()).pop() >> 11) * _UNIT
+
+    def numbered(self) -> Iterator[int]:
+        """Raw draws for ever, each made unique by a count from 0 in 64 bits below it."""
+        for number in count():
+            yield ((self._buffer or self._more()).pop() << 64) | number
+
+    def spread_ns(self, delay_ns: int) -> int:
+        """``(delay_ns << below(8)) // 4 + below(1000)``: from a quarter to 32 times, in one step, for every message."""
+        spread = (delay_ns << ((self._buffer or self._more()).pop() >> 61)) >> 2  # below(8) rejects nothing
+        m = (self._buffer or self._more()).pop() * 1000
+        if m & _MASK < 1000:
+            while m & _MASK < _SPAN % 1000:
+                m = self.next64() * 1000
+        return spread + (m >> 64)
 
     def below(self, n: int) -> int:
         """An integer in [0, n), without bias. ``n`` from 1 to 2**64.

@@ -113,6 +113,9 @@ class AbortedIsNotCompleted(Check):
             "actor.died": self._on_died,
         }
 
+    def wants_call(self, method: str) -> bool:
+        return method in ("pause_generation", "continue_generation", "set_aborting")
+
     def _on_begun(self, event: Event) -> None:
         self._begun[event.data["request"]] = event
 

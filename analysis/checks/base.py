@@ -18,7 +18,7 @@ Handler = Callable[[Event], None]
 
 FREQUENT = frozenset(
     ("call.sent", "call.done", "call.fate", "request.sent", "request.done", "turn.sent", "turn.done", "engine.accepted",
-     "engine.finished")
+     "engine.finished", "gate.granted", "gate.settled", "entrypoint.turn")
 )  # fmt: skip
 """Kinds of which a run has so many that who is handed them decides how fast it is judged."""
 
@@ -96,6 +96,14 @@ class Check:
     def handlers(self) -> dict[str, Handler]:
         """Event kind to bound method. Bound once, because dispatch is the hottest code of a live run."""
         raise NotImplementedError
+
+    def wants_call(self, method: str) -> bool:
+        """Whether it is to see the sends of calls of this method or route, and their ends; by default all of them.
+
+        Half of all events are calls, and most checks are about a few methods. Only these are shown to a check that says
+        so here; an end without a send that is open is shown to everybody. The answer must depend on the method alone.
+        """
+        return True
 
     def violation(self, explain: str, *seqs: int) -> None:
         """Something that must not be was seen. The first explanation is kept, and the first few witnesses."""

@@ -159,6 +159,9 @@ class NothingToALeavingEngine(Check):
     def handlers(self) -> dict[str, Handler]:
         return {"engine.leaving": self._on_leaving, "call.sent": self._on_sent, "actor.died": self._on_died}
 
+    def wants_call(self, method: str) -> bool:
+        return method in GENERATIONS
+
     def _on_leaving(self, event: Event) -> None:
         self.judged += 1
         self._leaving.setdefault((event.actor, event.inc), event)

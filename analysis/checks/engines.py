@@ -188,6 +188,9 @@ class NoRouteBeforeHealth(Check):
     def handlers(self) -> dict[str, Handler]:
         return {"call.sent": self._on_sent, "engine.ready": self._on_ready}
 
+    def wants_call(self, method: str) -> bool:
+        return method in GENERATIONS
+
     def _on_sent(self, event: Event) -> None:
         data = event.data
         if data["method"] in GENERATIONS:
@@ -311,11 +314,12 @@ class AdminOnce(Check):
             "actor.died": self._on_died,
         }
 
+    def wants_call(self, method: str) -> bool:
+        return method[:1] == "/" and method not in GENERATIONS and method not in HARMLESS
+
     def _on_sent(self, event: Event) -> None:
         data = event.data
         route = data["method"]
-        if route in GENERATIONS or route in HARMLESS or route[:1] != "/":
-            return
         self._open[data["call"]] = event
         key = ((event.actor, event.inc), (data["target"], data["target_inc"]))
         unknown = self._unknown.pop(key, None)

@@ -82,6 +82,10 @@ class Ledger:
         self.dead: dict[str, int] = {}  # name -> highest dead incarnation
         self.deaths: dict[Process, Event] = {}
         self.zombie_nodes: dict[str, bool] = {}
+        self.open_calls: dict[int, Event] = {}
+        """Number to send of the calls that have not ended at a living caller. Kept by the judge."""
+        self.ended_calls = 0
+        """How many of them have ended."""
         # Per engine process: its latest POST and the send of it, that of its latest pause, that of one that aborts now.
         self._posts: dict[Process, tuple[int, str]] = {}
         self._pauses: dict[Process, str] = {}
@@ -146,6 +150,8 @@ class Ledger:
     def _died(self, event: Event) -> None:
         self.dead[event.actor] = max(event.inc, self.dead.get(event.actor, event.inc))
         self.deaths[event.actor, event.inc] = event
+        for call in [c for c, sent in self.open_calls.items() if sent.actor == event.actor and sent.inc == event.inc]:
+            del self.open_calls[call]
 
     def _node_lost(self, event: Event) -> None:
         self.zombie_nodes[event.data["node"]] = event.data["zombie"]

@@ -180,6 +180,9 @@ class ProxyProbe(Check):
     def _on_deployed(self, event: Event) -> None:
         self._service[event.data["registrations"]] = event.data["service"]
 
+    def wants_call(self, method: str) -> bool:
+        return method in ("retire_route_sessions", "seal", "reopen")
+
     def _on_sent(self, event: Event) -> None:
         method = event.data["method"]
         if method == "retire_route_sessions":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from analysis.checks.base import Check, Handler
 from analysis.checks.ledger import Ledger
-from analysis.checks.publishing_views import CONTINUE, GENERATIONS, UPDATES, Fleet, GateCalls, Place
+from analysis.checks.publishing_views import CONTINUE, GENERATIONS, UPDATES, Fleet, GateCalls, Place, may_be_of_a_gate
 from protocol.evidence import Event
 
 
@@ -69,6 +69,10 @@ class PublicationOrder(Check):
             "engine.resumed": self._on_resumed,
             "actor.died": self._on_died,
         }
+
+    def wants_call(self, method: str) -> bool:
+        # Leases are no step of a publication; any route may be one, for a replica that does not answer it has failed.
+        return method[:1] == "/" or (may_be_of_a_gate(method) and method not in ("request", "settle"))
 
     def _on_weights(self, event: Event) -> None:
         self._weights[event.actor] = event

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from analysis.checks.base import Check, Handler, shown
 from analysis.checks.ledger import Ledger
-from analysis.checks.publishing_views import GENERATIONS, UPDATES, Fleet, GateCalls, Place
+from analysis.checks.publishing_views import GENERATIONS, UPDATES, Fleet, GateCalls, Place, may_be_of_a_gate
 from protocol.evidence import Event
 
 _NS = 1_000_000_000
@@ -113,6 +113,9 @@ class NoUpdateUnderLease(Check):
             "engine.refused": self._on_refused,
             "actor.died": self._on_died,
         }
+
+    def wants_call(self, method: str) -> bool:
+        return method in ("request", "settle") or method in GENERATIONS or method in UPDATES
 
     def _on_sent(self, event: Event) -> None:
         if self._calls.sent(event) is not None:
@@ -231,6 +234,9 @@ class PoisonedGateAdmitsNothing(Check):
             "actor.died": self._on_died,
         }
 
+    def wants_call(self, method: str) -> bool:
+        return method in GENERATIONS or may_be_of_a_gate(method)
+
     def _on_sent(self, event: Event) -> None:
         if self._calls.sent(event) is None and event.data["method"] in GENERATIONS:
             place = self._fleet.by_entrypoint.get(event.actor)
@@ -298,6 +304,9 @@ class OneDeadline(Check):
             "call.fate": self._on_fate,
             "call.done": self._on_done,
         }
+
+    def wants_call(self, method: str) -> bool:
+        return method in ("prepare_pause", "resume_requests", "reopen")
 
     def _on_fate(self, event: Event) -> None:
         self._open.pop(event.data["call"], None)  # the network kept the answer back: its time says nothing

@@ -11,6 +11,12 @@ UPDATES = frozenset(f"/update_weights_from_{source}" for source in ("disk", "ten
 GENERATIONS = frozenset(("/generate", "/v1/chat/completions", "/v1/messages"))
 """Routes of turns: an entrypoint's and those of a session server."""
 CONTINUE = "/continue_generation"
+_NOT_OF_GATES = frozenset(("handle", "generate", "retire_route_sessions", "retire_sessions"))
+
+
+def may_be_of_a_gate(method: str) -> bool:
+    """Whether a call of this method may go to a gate: no route, and none of what turns and episodes call elsewhere."""
+    return method[:1] != "/" and method not in _NOT_OF_GATES
 
 
 class Place(NamedTuple):

@@ -220,6 +220,9 @@ class BufferAnswers(Check):
     def _on_deployed(self, event: Event) -> None:
         self._buffers.add(event.data["buffer"])
 
+    def wants_call(self, method: str) -> bool:
+        return method in _ASKED
+
     def _on_sent(self, event: Event) -> None:
         target = event.data["target"]
         if target in self._buffers and event.data["method"] in _ASKED:

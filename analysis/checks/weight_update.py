@@ -205,6 +205,9 @@ class EveryRankLeaves(Check):
         for rank in event.data["ranks"]:
             self._limit_ns[rank] = round(event.data["timeout_s"] * _NS) + _SLACK_NS
 
+    def wants_call(self, method: str) -> bool:
+        return method in ("update", "register")
+
     def _on_sent(self, event: Event) -> None:
         if event.data["target"] in self._limit_ns and event.data["method"] in ("update", "register"):
             self._open[event.data["call"]] = event
@@ -268,6 +271,9 @@ class UpdatesMeetTheLiving(Check):
     def _on_ready(self, event: Event) -> None:
         self._ready[event.actor] = event
 
+    def wants_call(self, method: str) -> bool:
+        return method in _TO_MEMBERS
+
     def _on_sent(self, event: Event) -> None:
         data = event.data
         if data["method"] not in _TO_MEMBERS or data["target"] not in self._fleet.by_replica:
@@ -320,6 +326,9 @@ class MemoryOrder(Check):
     def _on_deployed(self, event: Event) -> None:
         for rank in event.data["ranks"]:
             self._of_rank[rank] = event.data["service"]
+
+    def wants_call(self, method: str) -> bool:
+        return method in ("take", "offload")
 
     def _on_sent(self, event: Event) -> None:
         rank = event.data["target"]
