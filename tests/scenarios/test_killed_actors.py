@@ -36,7 +36,9 @@ workload:
   output_tokens: {{uniform: {{low: 8, high: 16}}}}
   idempotent: false
 steps:
-  - {{when: {{event: engine.accepted, where: {{actor: policy-0}}, from_s: 1}}, do: sigkill, target: entrypoint-policy-0}}
+  - when: {{event: engine.accepted, where: {{actor: policy-0}}, from_s: 1}}
+    do: sigkill
+    target: entrypoint-policy-0
 limits: {{time_limit_s: 300, converge_within_s: 40, shadow_s: 0.5}}
 """
 JUDGE = f"""\
