@@ -7,20 +7,14 @@ import pathlib
 import re
 import subprocess
 import sys
-import xml.etree.ElementTree as ElementTree
 from collections import Counter
-from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
 
-from analysis.__main__ import main
-from analysis.explain import explain_check
 from analysis.outputs import complete_run, require_unchanged
 from analysis.report import render
 from analysis.rundir import RunDir, verify_manifest
 from analysis.schema import schema_page
-from analysis.sequence import as_svg, as_text
 from analysis.tables import TABLES, frame
 from analysis.timeline import BINS, Timeline
 from analysis.trace import TraceWriter, trace_events
@@ -28,63 +22,10 @@ from analysis.verdict import Judge, judge_run
 from analysis.writer import JsonlWriter
 from protocol.evidence import KINDS
 from tests.analysis.history import History
+from tests.analysis.runs import cli, faulty
 from tests.analysis.test_evidence_files import write_run
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-
-
-def faulty(healthy: bool = True) -> History:
-    """Two replicas; one is killed with a request in flight and comes back. Not healthy: one request is lost too."""
-    h = History()
-    for name in ("e0", "e1"):
-        h("actor.spawned", at=f"{name}/1", cls="Engine", node="n0", role="engine")
-        h.ready(at=f"{name}/1")
-    h.served("r1", at="e0/1")
-    sent = h.sent("r2")
-    call = h("call.sent", call=2, target="gw", method="generate", cause=None)
-    h("gateway.picked", at="gw/1", request="r2", replica="e0", replica_inc=1, in_flight=1, cause=call)
-    h.accepted("r2", at="e0/1", cause=call)
-    must_hit = {"in_flight": {"at_least": 1}}
-    h(
-        "fault.injected",
-        at="world/0",
-        fault=1,
-        name="sigkill",
-        target="e0",
-        must_hit=must_hit,
-        observed={"in_flight": 1},
-    )
-    h("actor.died", at="e0/1", reason="killed")
-    h("gateway.released", at="gw/1", request="r2", replica="e0", replica_inc=1, in_flight=0)
-    h("call.done", call=2, outcome="unknown", error="ConnectionLost")
-    h.done("r2", outcome="unknown", status=0, error="ConnectionLost", tokens=0, at_engine="e0/1")
-    h("fault.healed", at="world/0", fault=1, name="sigkill", target="e0", hits=1, satisfied=True)
-    h("run.healed", at="world/0", faults=1)
-    h("actor.spawned", at="e0/2", cls="Engine", node="n0", role="engine")
-    h.ready(at="e0/2")
-    if not healthy:
-        h.sent("r<3>")
-        h("call.sent", call=3, target="gw", method="generate", cause=sent)
-    h.served("r4", at="e0/2")
-    return h.end("completed" if healthy else "deadlock")
-
-
-@pytest.fixture
-def passing(tmp_path: pathlib.Path) -> RunDir:
-    directory = write_run(tmp_path / "pass", faulty().events, faults=1)
-    complete_run(directory)
-    return directory
-
-
-@pytest.fixture
-def failing(tmp_path: pathlib.Path) -> RunDir:
-    directory = write_run(tmp_path / "fail", faulty(healthy=False).events, faults=1)
-    complete_run(directory)
-    return directory
-
-
-def cli(*arguments: object) -> Result:
-    return CliRunner().invoke(main, [str(argument) for argument in arguments])
 
 
 # --- everything together
@@ -350,97 +291,6 @@ def test_a_trace_that_fails_halfway_leaves_nothing(passing: RunDir) -> None:
         raise KeyError
     assert passing.trace.read_bytes() == before
     assert not list(passing.path.glob(".*"))
-
-
-# --- explain
-def test_explain_tells_what_happened_and_who_waits(failing: RunDir) -> None:
-    result = cli("explain", failing.path)
-    assert result.exit_code == 1
-    assert "nothing_lost: fail" in result.stdout
-    assert "request.sent request=r<3>" in result.stdout
-    assert re.search(r"^ +\d+ +\d\.\d+ \* ", result.stdout, re.M)
-    assert "client waits for gw.generate (call 3), from gw since" in result.stdout
-
-
-def test_explain_draws_an_svg(failing: RunDir, tmp_path: pathlib.Path) -> None:
-    result = cli("explain", failing.path, "--svg", tmp_path / "why.svg")
-    assert result.exit_code == 1
-    root = ElementTree.fromstring((tmp_path / "why.svg").read_text())
-    texts = [element.text for element in root.iter("{http://www.w3.org/2000/svg}text")]
-    assert "nothing_lost: fail" in texts and "Who waits for whom where the evidence ends" in texts
-    assert any(text and "r<3>" in text for text in texts)
-
-
-def test_arrows_follow_causes() -> None:
-    h = History()
-    call = h("call.sent", call=1, target="gw", method="generate")
-    picked = h("gateway.picked", at="gw/1", request="r1", cause=call)
-    check = h.end().judged("every_wait_ends")
-    explanation = explain_check(run_of(h), check._replace(witness=(picked.seq,)))
-    text = as_text(explanation)
-    sent, received = (line for line in text.splitlines() if "─▶" in line)
-    assert re.search(r"●─+▶│", sent) and "call.sent target=gw method=generate" in sent
-    assert re.search(r"├─+▶●", received) and "gateway.picked" in received
-    assert explanation.participants[:2] == ("client", "gw")
-    svg = as_svg([explanation])
-    assert svg.count('class="arrow"') == 2
-    ElementTree.fromstring(svg)
-
-
-def run_of(h: History) -> Any:
-    class Fake:
-        def read_events(self) -> Any:
-            return iter(h.events)
-
-    return Fake()
-
-
-def test_a_ring_of_waits_is_named() -> None:
-    h = History()
-    h("call.sent", call=1, at="a/1", target="b", method="x")
-    h("call.sent", call=2, at="b/1", target="a", method="y")
-    h.end("deadlock")
-    explanation = explain_check(run_of(h), h.judged("every_wait_ends"))
-    assert explanation.cycle == ("a", "b")
-    assert "a ring: a -> b -> a" in as_text(explanation)
-    assert "a ring: a -&gt; b -&gt; a" in as_svg([explanation])
-
-
-def test_the_worlds_report_of_a_deadlock_is_shown_as_it_is() -> None:
-    h = History()
-    h("run.wait", waiter="gate.seal", waits_for="lease 4", should_wake="worker-3")
-    h.end("deadlock")
-    text = as_text(explain_check(run_of(h), h.judged("run_finished")))
-    assert "gate.seal waits for lease 4, from worker-3" in text
-
-
-def test_waits_are_those_of_the_moment_it_went_wrong_unless_they_never_end() -> None:
-    h = History()
-    h("call.sent", call=1, target="gw", method="generate")
-    h.sent("r1")
-    failed = h.done("r1", outcome="unknown", status=0)
-    h("call.done", call=1, outcome="done")
-    h.end()
-    explanation = explain_check(run_of(h), h.judged("unexplained_failures"))
-    assert failed.seq in explanation.check.witness and not explanation.at_the_end
-    assert "client waits for gw.generate (call 1), from gw since" in as_text(explanation)
-    assert explain_check(run_of(h), h.judged("nothing_lost")).waits == ()
-
-
-def test_a_long_story_is_cut_but_keeps_its_witnesses() -> None:
-    h = History()
-    for _ in range(200):
-        h("gateway.moved", at="gw/1", request="r1")
-    last = h.sent("r1")
-    explanation = explain_check(run_of(h.end()), h.judged("nothing_lost"))
-    assert explanation.left_out > 100
-    assert [step.event.seq for step in explanation.steps if step.witness] == [last.seq]
-
-
-def test_nothing_failed_nothing_to_explain(passing: RunDir) -> None:
-    result = cli("explain", passing.path)
-    assert result.exit_code == 0 and "no check failed" in result.stdout
-    assert "faults_hit: pass" in cli("explain", passing.path, "--check", "faults_hit").stdout
 
 
 # --- report and trace commands keep the manifest true

@@ -11,8 +11,8 @@ from nbclient import NotebookClient
 
 from analysis.rundir import RunDir, verify_manifest
 from analysis.verdict import differences, judge_run
+from tests.analysis.runs import faulty
 from tests.analysis.test_evidence_files import write_run
-from tests.analysis.test_outputs import faulty
 
 NOTEBOOKS = pathlib.Path(__file__).resolve().parents[2] / "notebooks"
 NAMES = sorted(path.stem for path in NOTEBOOKS.glob("*.ipynb"))
