@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 from protocol.errors import CallCancelled, message_of, portable
 from sim.calls import Call, RemoteStream
 from sim.copying import SMALL, nominal_size, unpack
-from sim.loop import SimTask, background
+from sim.loop import background
+from sim.loop_objects import SimTask
 from sim.network import CONTROL, REPLY
 from sim.world import Process
 

@@ -17,7 +17,8 @@ from typing import Any
 
 from protocol.errors import message_of
 from sim.clock import Clock, Draw, Entry, NodeClock, SimulationStopped
-from sim.loop import ActorLoop, SimHandle, background
+from sim.loop import ActorLoop, background
+from sim.loop_objects import SimHandle
 
 _set_running = _aio_events._set_running_loop
 _heappop = heapq.heappop
