@@ -160,6 +160,8 @@ def test_refusals_timeouts_and_clients_that_go_away(tmp_path: pathlib.Path) -> N
     ]  # fmt: skip
     (post,) = [event for event in kinds_of(events, "genrm-0", "engine.post") if event.data["route"] == "/abort_request"]
     assert post.cause == post.data["delivery"] and post.cause is not None and post.cause.startswith("driver/")
+    (asked,) = kinds_of(events, "genrm-0", "engine.abort_asked")  # says who asked, as the checks want to know
+    assert (asked.data["request"], asked.cause, asked.n) == ("nobody", post.cause, post.n + 1)
 
 
 SHARDS = (("a.safetensors", b"first half", 10), ("b.safetensors", b"second half", 11))
