@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from analysis.checks.addresses import OneEngineAnAddress
-from analysis.checks.affinity import AbortedIsNotCompleted, OneBackendASession, RouterEmptyAtTheEnd
+from analysis.checks.affinity import AbortedIsNotCompleted, NoTurnIntoAnAbort, OneBackendASession, RouterEmptyAtTheEnd
 from analysis.checks.autoscaler import (
     AutoscalerCooldown,
     AutoscalerKeepsBounds,
@@ -119,6 +119,7 @@ INVARIANTS: tuple[type[Check], ...] = (
     OneBackendASession,
     RouterEmptyAtTheEnd,
     AbortedIsNotCompleted,
+    NoTurnIntoAnAbort,
     ServesTheTrainersWeights,
     LabelFollowsWeights,
     NothingRunsOnPartWeights,

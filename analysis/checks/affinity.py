@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import OrderedDict
 
 from analysis.checks.base import Check, Handler
-from analysis.checks.ledger import Ledger
-from analysis.checks.publishing_views import Fleet
+from analysis.checks.ledger import Ledger, Process
+from analysis.checks.publishing_views import GENERATIONS, Fleet
+from analysis.order import parse_cause
 from protocol.evidence import Event
 
 _RETIRED_KEPT = 65_536
@@ -209,6 +210,71 @@ class AbortedIsNotCompleted(Check):
 
     def observed(self) -> str:
         return f"{self.judged} turns ended under an abort, {self.violations} answered otherwise than they ended"
+
+
+class NoTurnIntoAnAbort(Check):
+    """No entrypoint sends a turn to a backend that its controller has paused with abort, before that goes on (3.1).
+
+    An abort reaches what is there. What comes later is held, and runs when the pause is over as if nobody had aborted
+    it; so the entrypoints are told first. Kills: the flag set after the abort (C-11).
+    """
+
+    name = "no_turn_into_an_abort"
+    expected = "from an abort to the continue nothing is sent to a backend"
+    needs = ("engine.paused",)
+    joins_at = ("engine.paused",)
+
+    def __init__(self, ledger: Ledger) -> None:
+        super().__init__(ledger)
+        self._fleet = Fleet()
+        self._asked: dict[Process, None] = {}  # engine process -> its controller posts a pause
+        self._aborted: dict[Process, Event] = {}  # engine process -> the abort, until it goes on
+
+    def handlers(self) -> dict[str, Handler]:
+        return {
+            "publishing.deployed": self._fleet.deployed,
+            "engine.post": self._on_post,
+            "engine.paused": self._on_paused,
+            "engine.resumed": self._on_gone,
+            "actor.died": self._on_gone,
+            "call.sent": self._on_sent,
+        }
+
+    def wants_call(self, method: str) -> bool:
+        return method in GENERATIONS
+
+    def _on_post(self, event: Event) -> None:
+        if event.data["route"] == "/pause_generation" and event.cause:
+            process = (event.actor, event.inc)
+            if parse_cause(event.cause)[0][0] in self._fleet.controllers:
+                self._asked[process] = None
+            else:
+                self._asked.pop(process, None)  # of health, say: nobody's turns are to be aborted
+
+    def _on_paused(self, event: Event) -> None:
+        process = (event.actor, event.inc)
+        if event.data["mode"] == "abort" and process in self._asked:
+            self.judged += 1
+            self._aborted.setdefault(process, event)
+
+    def _on_gone(self, event: Event) -> None:
+        self._asked.pop((event.actor, event.inc), None)
+        self._aborted.pop((event.actor, event.inc), None)
+
+    def _on_sent(self, event: Event) -> None:
+        if not self._aborted or event.actor not in self._fleet.by_entrypoint:
+            return
+        aborted = self._aborted.get((event.data["target"], event.data["target_inc"]))
+        if aborted is not None and self.ledger.order.compare(aborted, event) == "before":
+            self.violation(
+                f"{event.actor} sent a turn to {aborted.actor}/{aborted.inc}, which had aborted all of them, and was "
+                "not told to go on",
+                aborted.seq,
+                event.seq,
+            )
+
+    def observed(self) -> str:
+        return f"{self.judged} aborts, {self.violations} turns sent into one"
 
 
 class RouterEmptyAtTheEnd(Check):

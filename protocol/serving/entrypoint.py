@@ -120,6 +120,8 @@ class Entrypoint:
         if self._aborting:
             return GenerateResult(request.request_id, _ABORTED, request.prompt_tokens, 0)
         client = await self._replica()
+        if self._aborting:  # since then: what is sent into an abort is held, and not aborted
+            return GenerateResult(request.request_id, _ABORTED, request.prompt_tokens, 0)
         try:
             result = await client.generate(
                 request,

@@ -199,6 +199,32 @@ def test_an_entrypoint_aborts_from_its_telling_to_its_end(what: str, expected: s
     assert h.end().judged("aborted_is_not_completed").result == wanted
 
 
+@pytest.mark.parametrize(
+    ("by", "mode", "when", "expected"),
+    [
+        ("controller-s/0", "abort", "meanwhile", "fail"),
+        ("controller-s/0", "abort", "before", "pass"),
+        ("controller-s/0", "abort", "after the continue", "pass"),
+        ("controller-s/0", "abort", "to its successor", "pass"),
+        ("controller-s/0", "in_place", "meanwhile", "inconclusive"),
+        ("prober-s/0", "abort", "meanwhile", "inconclusive"),
+    ],
+)
+def test_a_turn_is_sent_into_an_abort(by: str, mode: str, when: str, expected: str) -> None:
+    h = Published()
+    if when == "before":
+        h.call("s-0", "/generate", at="entrypoint-s-0/0")
+    post = h("call.sent", at=by, call=99, target="s-0", target_inc=0, method="/pause_generation")
+    h("engine.post", at="s-0/0", route="/pause_generation", cause=post)
+    h("engine.paused", at="s-0/0", mode=mode)
+    h.call("s-1", "/generate", at="entrypoint-s-1/0")
+    if when == "after the continue":
+        h("engine.resumed", at="s-0/0")
+    if when != "before":
+        h.call("s-0", "/generate", at="entrypoint-s-0/0", target_inc=int(when == "to its successor"))
+    assert h.end().judged("no_turn_into_an_abort").result == expected
+
+
 @pytest.mark.parametrize(("where", "expected"), [("before", "pass"), ("into the engine after", "fail")])
 def test_a_turn_that_was_there_while_its_entrypoint_was_to_abort(where: str, expected: str) -> None:
     h = Published()

@@ -7,15 +7,16 @@ from collections.abc import Callable
 from typing import Any
 
 from protocol.config import GateConfig
-from protocol.errors import NetworkError, SeatrialError
-from protocol.messages import GenerateRequest, GenerateResult
-from protocol.ports import backend, data_call
+from protocol.errors import BarrierError, NetworkError, SeatrialError
+from protocol.messages import EngineAddress, ExportManifest, GenerateRequest, GenerateResult
+from protocol.ports import EngineSpec, backend, data_call
 from protocol.serving.admin import AdminResult
 from protocol.serving.affinity import SessionAffinityRouter
 from protocol.serving.barrier import BarrierView
-from protocol.serving.controller import RolloutController
+from protocol.serving.controller import PauseMode, RolloutController
 from protocol.serving.entrypoint import Entrypoint
 from protocol.serving.gate import RequestGate, RequestLease, SettlementReceipt
+from protocol.training.checkpoint import exports
 from protocol.training.publication import WeightPublisher
 from tests.mutants.registry import Mutant
 
@@ -65,6 +66,48 @@ class PausesInBetween(WeightPublisher):
             await self._controller.pause_generation("abort")
             await self._controller.continue_generation()
         await super().publish(model_step)
+
+
+class ReplacedInTheBarrier(WeightPublisher):
+    """Its first replica is replaced between the update and the resumption of version 1, by one with older weights.
+
+    By an operator, whom no barrier holds. When the resumption is refused for that, the replica is taken out of it.
+    """
+
+    replaced = ""
+
+    async def _update(self, path: str, manifest: ExportManifest) -> None:
+        await super()._update(path, manifest)
+        if manifest.version == "1" and not self.replaced:
+            (old, *_) = await self._controller.targets()
+            self.replaced = old.name
+            await self._replace(old)
+
+    async def _replace(self, old: EngineAddress) -> None:
+        port = backend()
+        _, before, *_ = await exports(port.storage, "exports")
+        await port.engines.terminate(old.name)
+        while await port.engines.alive(old.name):
+            await asyncio.sleep(0.1)
+        new = await port.engines.launch(EngineSpec("tiny-cpu", weights_path=before), name=old.name)
+        client = port.engines.client(new)
+        while True:
+            try:
+                status, _ = await client.get("/ready", connect_timeout_s=1, read_timeout_s=1)
+            except NetworkError:
+                status = 0
+            if status == 200:
+                break
+            await asyncio.sleep(0.1)
+        gateway = await port.lookup("gateway-policy-0")
+        await gateway.replace_replica(old, new)
+
+    async def publish(self, model_step: int) -> None:
+        try:
+            await super().publish(model_step)
+        except BarrierError:
+            await self._controller.fence(((self.replaced, "replaced after the update"),))
+            await self._controller.resume_requests(model_step)
 
 
 # --- entrypoints ---
@@ -186,6 +229,31 @@ class PausesInTheBarrier(RolloutController):
         return None
 
 
+class TakesWhoeverIsThere(RolloutController):
+    """Resumes over whoever serves the entrypoints by now, as if they were those that were updated."""
+
+    async def resume_requests(self, model_step: int, timeout_s: float | None = None) -> None:
+        if self._barrier is not None:
+            self._barrier.topology = await self._topology()
+        await super().resume_requests(model_step, timeout_s)
+
+    async def _check_served(self, *_: Any) -> None:
+        return None
+
+
+class FlagsAfterTheAbort(RolloutController):
+    """Has the backends abort first, and tells the entrypoints when they have."""
+
+    async def pause_generation(self, mode: PauseMode = "abort") -> tuple[AdminResult, ...]:
+        self._refuse_in_barrier("pause_generation")
+        topology = await self._topology()
+        await self._hold(self._admin.read_timeout_s + self._admin.reconcile_timeout_s)
+        results = await self._post(topology, "paused", "/pause_generation", {"mode": mode}, None)
+        if mode == "abort":
+            await self._set_aborting(True)
+        return results
+
+
 class LetsHealthGoOn(RolloutController):
     """Does not hold health while backends are paused on purpose."""
 
@@ -220,6 +288,8 @@ MUTANTS = (
     _controller("barrier dropped on failure", "C-6", DropsItsBarrier, "native_pause_after_failure", "occurs"),
     _controller("one forgotten at the resumption", "C-I2", ForgetsOneAtResume, "publish", "publication_order"),
     _controller("one fenced too many", "C-I2", FencesOneMore, "ranks_fence", "publication_order"),
+    _controller("changed topology resumed", "C-4", TakesWhoeverIsThere, "replaced_in_barrier", "publication_order"),
+    _controller("flag after the abort", "C-11", FlagsAfterTheAbort, "native_abort_over", "no_turn_into_an_abort"),
     _controller("native pause in a barrier", "C-8", PausesInTheBarrier, "native_pause", "occurs"),
     _controller("health goes on in a barrier", "C-9", LetsHealthGoOn, "slow_load", "occurs"),
     _of("entrypoint", Entrypoint)(

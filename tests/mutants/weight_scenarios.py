@@ -181,6 +181,14 @@ WEIGHT_SCENARIOS: dict[str, str] = {
         agents="sessions: 24, turns: 10, think_s: 0.2",
         output="uniform: {low: 40, high: 60}",
     ),
+    "replaced_in_barrier": _scenario(
+        "replaced_in_barrier",
+        "An operator replaces an updated replica before the resumption: it is left out, to the next publication.",
+        publishing="{controller: {fence: true}, entrypoint: {admission_timeout_s: 60}}",
+        components="{publisher: 'tests.mutants.publishing_more:ReplacedInTheBarrier'}",
+        steps="\n- {at_s: 1, do: publish, with: {model_step: 1}}\n- {at_s: 9, do: publish, with: {model_step: 2}}\n",
+        acceptance=_done(3),
+    ),
     "native_pause_after_failure": _scenario(
         "native_pause_after_failure",
         "After a failed preparation a native pause is asked for, and is refused: the barrier is still there.",
