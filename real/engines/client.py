@@ -254,11 +254,7 @@ class RealEngineClient:
     ) -> AsyncGenerator[HttpHead | bytes, None]:
         exchange = _Exchange(self, request.path, read_timeout_s)
         try:
-            try:
-                async with asyncio.timeout(connect_timeout_s):  # the handshake may be held up before it begins
-                    host, port = await self._traffic.destination(exchange.message(), self._address)
-            except TimeoutError:
-                raise aiohttp.ConnectionTimeoutError from None
+            host, port = await self._destination(exchange, connect_timeout_s)
             limits = aiohttp.ClientTimeout(total=None, sock_connect=connect_timeout_s, sock_read=read_timeout_s)
             async with self._sessions.get().request(
                 request.method, raw_url(f"http://{host}:{port}", request), data=request.body or None,
@@ -290,6 +286,14 @@ class RealEngineClient:
     def _generation(self, request: GenerateRequest, *, stream: bool) -> bytes:
         return bodies.generation(request, stream=stream, block_tokens=self._block_tokens).encode()
 
+    async def _destination(self, exchange: _Exchange, connect_timeout_s: float | None) -> tuple[str, int]:
+        """Host and port to connect to: a fault may hold the handshake up before it begins, or lead it elsewhere."""
+        try:
+            async with asyncio.timeout(connect_timeout_s):
+                return await self._traffic.destination(exchange.message(), self._address)
+        except TimeoutError:
+            raise aiohttp.ConnectionTimeoutError from None
+
     @contextlib.asynccontextmanager
     async def _open(
         self,
@@ -300,11 +304,7 @@ class RealEngineClient:
         connect_timeout_s: float | None,
         read_timeout_s: float | None,
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        try:
-            async with asyncio.timeout(connect_timeout_s):  # the handshake may be held up before it begins
-                host, port = await self._traffic.destination(exchange.message(), self._address)
-        except TimeoutError:
-            raise aiohttp.ConnectionTimeoutError from None
+        host, port = await self._destination(exchange, connect_timeout_s)
         limits = aiohttp.ClientTimeout(total=None, sock_connect=connect_timeout_s, sock_read=read_timeout_s)
         sent = {**exchange.headers(), **asked}
         if body is not None:
