@@ -119,7 +119,15 @@ def _below(value: float | None, threshold: float) -> Condition:
 def advance_all(
     streaks: Mapping[str, Streak], frame: Frame, rules: Rules, config: AutoscalerConfig, now_s: float
 ) -> dict[str, Streak]:
-    """Every streak one frame later. A frame that is not valid for a direction ends all of that direction."""
+    """Every streak one frame later. A frame that is not valid for a direction ends all of that direction.
+
+    Args:
+        streaks: by condition; one that is missing does not hold yet.
+        frame: the new one.
+        rules: thresholds of this service.
+        config: coverage that makes a frame valid, and the interval beyond which a gap breaks a streak.
+        now_s: of the loop's clock.
+    """
     found = conditions(frame, rules)
     valid_out = not frame.is_empty and frame.coverage >= config.min_coverage_scale_out
     valid_in = not frame.is_empty and frame.coverage >= config.min_coverage_scale_in and not frame.unknown_engines

@@ -37,6 +37,12 @@ async def post_admin(client: EngineClient, route: str, body: dict[str, Any], con
 
     The reply may be one without ``success``: what that says of the effect, :func:`refusal` tells.
 
+    Args:
+        client: of the replica.
+        route: as ``/pause_generation``.
+        body: a JSON object, sent as it is.
+        config: time-outs and attempts.
+
     Raises:
         ConnectTimeout, ConnectionRefused: *not done*. ReadTimeout, ConnectionLost: *unknown*, at once.
         HttpError: 4xx *not done*, 5xx *unknown*, at once.
@@ -244,6 +250,12 @@ async def operate(address: EngineAddress, route: str, body: dict[str, Any], conf
     """One idempotent operation on one replica, reconciled: pause, continue or flush. Never raises for its failure.
 
     An outcome that stays unknown for ``read_timeout_s`` and ``reconcile_timeout_s`` together is reported as that.
+
+    Args:
+        address: of the replica.
+        route: of the operation; one that may be asked again and again.
+        body: a JSON object.
+        config: time-outs and attempts.
     """
     client = backend().engines.client(address)
     last: SeatrialError | None = None

@@ -48,7 +48,13 @@ class BarrierView:
 
 
 class Barrier:
-    """One seal-to-reopen cycle over a frozen set of entrypoints."""
+    """One seal-to-reopen cycle over a frozen set of entrypoints.
+
+    Args:
+        epoch: of every gate in it.
+        members: the entrypoints.
+        topology: name of each to the backend that served it when the barrier began.
+    """
 
     def __init__(self, epoch: int, members: tuple[Member, ...], topology: Topology) -> None:
         self.epoch = epoch

@@ -64,6 +64,12 @@ def request_seed(model_path: str, input_ids: Sequence[int], sampling: Sampling, 
 
     The first four bytes, big endian, of SHA-256 over canonical JSON of model, input and effective sampling, masked to
     31 bits. So equal requests get equal answers, on any replica and as often as they come.
+
+    Args:
+        model_path: of the model, as the ingress is configured.
+        input_ids: token ids of the prompt.
+        sampling: with every default merged in.
+        given: the caller's own seed.
     """
     if given is not None:
         return given
