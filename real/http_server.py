@@ -11,9 +11,12 @@ import asyncio
 import contextlib
 import hmac
 import ipaddress
+import logging
+from collections.abc import MutableMapping
 from typing import Annotated, Any
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
 
 from protocol.config import HttpConfig, Seconds, SecondsOrNone
@@ -24,6 +27,15 @@ from real.http_metrics import HttpMetrics
 
 _SHORTEST_TOKEN = 16
 _CLOSE_S = 1.0  # for aiohttp to close what has been cancelled, and for a client to stop sending a refused body
+
+
+class _WithoutTraces(logging.LoggerAdapter[logging.Logger]):
+    """aiohttp's log, without the stack where the fault is the client's: whoever reaches the port could fill the log."""
+
+    def process(self, msg: Any, kwargs: MutableMapping[str, Any]) -> tuple[Any, MutableMapping[str, Any]]:
+        if isinstance(kwargs.get("exc_info"), (HttpProcessingError, web.RequestPayloadError)):
+            return msg, {**kwargs, "exc_info": None}
+        return msg, kwargs
 
 
 class PortTaken(Exception):
@@ -82,8 +94,9 @@ class HttpServer:
         app = web.Application(client_max_size=self._routes.max_body_bytes + 1)  # aiohttp refuses one that is as long
         app.router.add_route("*", "/{path:(?s:.*)}", self._handle)  # a line break may be in a path
         runner = web.AppRunner(
-            app, handler_cancellation=True, access_log=None, shutdown_timeout=_CLOSE_S, lingering_time=_CLOSE_S
-        )
+            app, handler_cancellation=True, access_log=None, shutdown_timeout=_CLOSE_S, lingering_time=_CLOSE_S,
+            logger=_WithoutTraces(logging.getLogger("aiohttp.server"), {}),
+        )  # fmt: skip
         await runner.setup()
         try:
             await web.TCPSite(runner, settings.host, settings.port, backlog=1024).start()
@@ -184,6 +197,9 @@ class HttpServer:
                 return await raw.read()
         except web.HTTPRequestEntityTooLarge:
             raise self._routes.too_long() from None
+        except (HttpProcessingError, web.RequestPayloadError) as error:  # no gzip though it says so, a broken chunk
+            said = " ".join(str(error).split()).removeprefix("400, message: ")
+            raise Refusal(400, f"the body cannot be read: {said}", "invalid_request_error") from None
         except TimeoutError:
             waited = self._settings.body_timeout_s
             raise Refusal(408, f"the body did not arrive within {waited:g} s", "request_timeout") from None

@@ -53,6 +53,9 @@ class SessionFront(HttpServer):
             with self._metrics.request(raw.path) as seen:
                 try:
                     self._check_token(raw)
+                    if not raw.raw_path.startswith("/"):  # what it is appended to would be another address
+                        said = "the target of a request must be a path that begins with '/'"
+                        raise Refusal(400, said, "invalid_request_error")
                     body = await self._body(raw)
                 except Refusal as refusal:
                     raw.protocol.keep_alive(False)  # the body may not have been read
@@ -65,7 +68,8 @@ class SessionFront(HttpServer):
             del self._open[task]
 
     async def _relay(self, raw: web.Request, body: bytes) -> web.StreamResponse:
-        dropped = ("authorization",) if self._own_token else ()
+        # The body was decoded here; forwarded with that header it would be decoded once more.
+        dropped = ("content-encoding", *(("authorization",) if self._own_token else ()))
         headers = tuple((name, value) for name, value in raw.headers.items() if name.lower() not in dropped)
         request = RawRequest(raw.method, raw.raw_path, headers, body)
         async with contextlib.aclosing(self._server.http(request)) as pieces:

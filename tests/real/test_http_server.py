@@ -208,6 +208,23 @@ def test_a_body_that_does_not_come_is_given_up() -> None:
     asyncio.run(body())
 
 
+def test_a_body_that_is_not_what_its_head_says_is_the_clients_fault(caplog: pytest.LogCaptureFixture) -> None:
+    async def body() -> None:
+        async with served() as it:
+            headers = {"Content-Encoding": "gzip"}
+            status, text = await it.post("/echo", data=b"{}", headers=headers, skip_auto_headers=["Content-Encoding"])
+            assert status == 400 and json.loads(text)["error"]["message"].startswith("the body cannot be read: ")
+            for head in (b"GET / HTTP/9.9\r\n\r\n", b"GET /" + b"x" * 9000 + b" HTTP/1.1\r\n\r\n"):
+                reader, writer = await asyncio.open_connection("127.0.0.1", it.port)
+                writer.write(head)
+                assert (await reader.readline()).startswith((b"HTTP/1.0 400", b"HTTP/1.1 400"))
+                writer.close()
+            assert it.handlers.seen == []
+
+    asyncio.run(body())
+    assert caplog.records and not any(record.exc_info for record in caplog.records), "no stack for what a client sends"
+
+
 def test_a_body_that_says_how_long_it_is_is_refused_before_it_comes() -> None:
     async def body() -> None:
         async with served() as it:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
 import json
 import pathlib
 import socket
@@ -191,6 +192,22 @@ def test_other_paths_pass(server: Process) -> None:
     with pytest.raises(urllib.error.HTTPError) as refused:
         urllib.request.urlopen(f"{server.url}/nothing", timeout=5)
     assert refused.value.code == 404
+
+
+def test_what_is_no_path_is_not_appended_to_the_engines_address(server: Process) -> None:
+    host, port = server.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=5) as connection:
+        connection.sendall(b"GET http://elsewhere/v1/models HTTP/1.1\r\nHost: x\r\n\r\n")
+        answer = connection.recv(65536)
+    assert answer.startswith(b"HTTP/1.1 400") and b"must be a path that begins with '/'" in answer
+
+
+def test_a_body_that_was_decoded_is_forwarded_as_one(server: Process) -> None:
+    text = json.dumps({"model": "m", "session_id": "zipped", "messages": [{"role": "user", "content": "hi"}]})
+    headers = {"Content-Type": "application/json", "Content-Encoding": "gzip"}
+    asked = urllib.request.Request(f"{server.url}/v1/chat/completions", gzip.compress(text.encode()), headers)
+    with urllib.request.urlopen(asked, timeout=20) as answer:
+        assert json.load(answer)["choices"]
 
 
 def test_bad_usage_is_told(tmp_path: pathlib.Path) -> None:
