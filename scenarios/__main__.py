@@ -25,6 +25,18 @@ from scenarios.runner import default_directory, look_through_traces, preflight, 
 
 INCONCLUSIVE = 3
 
+
+class _Said(click.ParamType):
+    """A text that is not empty: ``--ray "$HEAD"`` with HEAD unset must not run elsewhere than its author thinks."""
+
+    name = "text"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        if not value.strip():
+            self.fail("is empty; name it, or leave the option out", param, ctx)
+        return str(value)
+
+
 _SETS = click.option(
     "--set",
     "changes",
@@ -107,13 +119,17 @@ def schema() -> None:
 @click.option(
     "--engine", type=click.Choice(["emulated", "sglang-cpu", "sglang"]), help="Real: kind of engines; default: by GPU."
 )
-@click.option("--engine-python", default="", metavar="PATH", help="Real: interpreter of the engines' environment.")
-@click.option("--real-model", default="", metavar="MODEL", help="Real: name or folder of SGLang's model.")
+@click.option(
+    "--engine-python", type=_Said(), default=None, metavar="PATH", help="Real: interpreter of the engines' environment."
+)
+@click.option(
+    "--real-model", type=_Said(), default=None, metavar="MODEL", help="Real: name or folder of SGLang's model."
+)
 @click.option(
     "--engine-argument", "engine_arguments", multiple=True, metavar="NAME[=VALUE]",
     help="Real: an option of SGLang for every engine, such as page-size=16. May be repeated.",
 )  # fmt: skip
-@click.option("--ray", default="", metavar="ADDRESS", help="Real: host:port of a Ray cluster to use.")
+@click.option("--ray", type=_Said(), default=None, metavar="ADDRESS", help="Real: host:port of a Ray cluster to use.")
 @click.option(
     "--http", "http_port", type=click.IntRange(0, 65535), metavar="PORT",
     help="Real: serve the control APIs of scaled services on this port of 127.0.0.1 (0: any free one).",
@@ -129,10 +145,10 @@ def run(
     no_report: bool,
     explore: bool,
     engine: Any,
-    engine_python: str,
-    real_model: str,
+    engine_python: str | None,
+    real_model: str | None,
     engine_arguments: tuple[str, ...],
-    ray: str,
+    ray: str | None,
     http_port: int | None,
     hang_after_s: float | None,
 ) -> None:
@@ -143,7 +159,10 @@ def run(
     if backend == "real":
         if explore or hang_after_s is not None:
             raise BadInput("--explore and --hang-after go with --backend sim")
-        chosen = {"--engine": engine, "--engine-python": engine_python, "--real-model": real_model, "--ray": ray}
+        chosen = {
+            "--engine": engine, "--engine-python": engine_python or "", "--real-model": real_model or "",
+            "--ray": ray or "",
+        }  # fmt: skip
         more: dict[str, Any] = {"http_port": http_port, "engine_arguments": engine_arguments}
         _run_for_real(shell, scenario, checked, seed, out, changes, chosen, more, not no_report)
     if engine or engine_python or real_model or engine_arguments or ray or http_port is not None:
@@ -216,7 +235,9 @@ def prove(
 @_SEED
 @click.option("--seeds", type=click.IntRange(1), default=100, show_default=True)
 @click.option("--jobs", type=click.IntRange(1), help="Worker processes; default 1, with --ray one for each CPU.")
-@click.option("--ray", default="", metavar="ADDRESS", help="Spread over a Ray cluster: host:port, or auto.")
+@click.option(
+    "--ray", type=_Said(), default=None, metavar="ADDRESS", help="Spread over a Ray cluster: host:port, or auto."
+)
 @click.option("--out", type=click.Path(path_type=pathlib.Path), help="Folder for run directories; it must not exist.")
 @click.option("--sample", type=click.IntRange(0), default=1, show_default=True, help="Passing seeds to keep as well.")
 @_HANG
@@ -227,7 +248,7 @@ def sweep(
     seed: int | None,
     seeds: int,
     jobs: int | None,
-    ray: str,
+    ray: str | None,
     out: pathlib.Path | None,
     sample: int,
     hang_after_s: float | None,
@@ -243,7 +264,7 @@ def sweep(
     first = checked.model.seed if seed is None else seed
     swept = sweep_scenario(
         checked, scenario, first, seeds,
-        jobs=jobs, out=out, sample=sample, changes=changes, shell=shell, hang_after_s=hang_after_s, ray=ray,
+        jobs=jobs, out=out, sample=sample, changes=changes, shell=shell, hang_after_s=hang_after_s, ray=ray or "",
     )  # fmt: skip
     for line in swept.lines():
         shell.say(line)

@@ -83,6 +83,9 @@ def test_the_printed_command_repeats_the_run(command: Command, small_file: pathl
         (["prove", "smoke", "--seeds", "0"], "Invalid value for '--seeds'"),
         (["prove", "smoke", "--python", "/no/python"], "error: /no/python: cannot be started"),
         (["sweep", "smoke", "--out", "."], "error: .: exists already"),
+        (["sweep", "smoke", "--ray", ""], "Invalid value for '--ray': is empty; name it, or leave the option out"),
+        (["run", "smoke", "--backend", "real", "--ray", " "], "Invalid value for '--ray': is empty"),
+        (["run", "smoke", "--backend", "real", "--real-model", ""], "Invalid value for '--real-model': is empty"),
         (["sail"], "No such command 'sail'."),
     ],
 )
