@@ -99,7 +99,9 @@ class ActorProcess(Process):
             self.instance = birth.spec.cls(*args, **kwargs)
         except SystemExit as error:
             self.die("exited", describe(error))
-        except Exception as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # a CancelledError too: nobody else would ever answer the spawner
             self._failed_birth(error)
         else:
             task = self.task(self._begin(), "start")

@@ -557,6 +557,21 @@ def test_a_kill_from_outside_while_it_starts_fails_the_spawn_and_frees_the_name(
         simulation.run(body)
 
 
+class RaisesAnything:
+    def __init__(self, kind: str) -> None:
+        raise {"CancelledError": asyncio.CancelledError, "BaseException": BaseException}[kind]("in the constructor")
+
+
+@pytest.mark.parametrize("kind", ["CancelledError", "BaseException"])
+def test_whatever_a_constructor_raises_is_told_to_the_spawner(kind: str) -> None:
+    async def body(backend: SimBackend) -> None:
+        with pytest.raises(SpawnFailed, match=f"RaisesAnything.* did not start: .*{kind}: in the constructor"):
+            await backend.spawn(RaisesAnything, kind, name="x")
+        await backend.spawn(Echo, name="x")
+
+    run_sim(body, time_limit_s=100)
+
+
 def test_restart_from_outside_starts_a_dead_actor_again() -> None:
     with Simulation() as simulation:
 
