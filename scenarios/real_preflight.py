@@ -148,6 +148,14 @@ def _ray_problems(options: RealOptions) -> Iterator[str]:
 # --- the scenario ---
 
 
+def _awaited(step: StepModel) -> Iterator[tuple[tuple[str, ...], str]]:
+    """The kinds of event that a step waits for, and where in its ``when`` they stand."""
+    if step.when is not None:
+        yield ("event",), step.when.event
+        if step.when.after is not None:
+            yield ("after", "event"), step.when.after.event
+
+
 def _impossible(scenario: Scenario, options: RealOptions) -> Iterator[str]:
     from real.breakpoints import deaf_to
 
@@ -155,9 +163,10 @@ def _impossible(scenario: Scenario, options: RealOptions) -> Iterator[str]:
     for number, step in enumerate(model.steps):
         if step.fault is not None and (why := _fault_problem(step, options, model.topology.nodes)):
             yield f"{scenario.place(('steps', number, 'do'))}: the fault {step.do!r}: {why}"
-        if step.when is not None and deaf_to([step.when.event]):
-            place = scenario.place(("steps", number, "when", "event"))
-            yield f"{place}: no process of the real world emits {step.when.event!r}; the step would wait for ever"
+        for where, event in _awaited(step):
+            if deaf_to([event]):
+                place = scenario.place(("steps", number, "when", *where))
+                yield f"{place}: no process of the real world emits {event!r}; the step would wait for ever"
     yield from _no_ranks(scenario)
     if options.http_port is not None:
         yield from _http_problems(scenario, options.http_port)

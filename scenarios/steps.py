@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
@@ -12,26 +12,33 @@ from scenarios.faults import FAULTS, VERBS, FaultSpec
 from scenarios.fields import Count, Name, Seconds, SomeSeconds, SpecModel, check_known, exactly_one
 
 
-class WhenModel(SpecModel):
-    """The event that fires a step."""
+class EventModel(SpecModel):
+    """An event of a kind, with fields as given."""
 
     event: str
     """An event kind (``docs/evidence.md``)."""
     where: dict[str, str | int | float | bool] = {}
     """Fields that must be equal; ``actor`` and ``inc`` may be named too."""
-    nth: Count = 1
-    from_s: Seconds = 0.0
-    """Events before this time do not count."""
-    phase: Literal["before", "after"] = "after"
-    """Before or after the effect of the event; every event is emitted before its effect."""
 
     @model_validator(mode="after")
-    def _declared(self) -> WhenModel:
+    def _declared(self) -> Self:
         check_known(self.event, KINDS, "event kind")
         fields = (*KINDS[self.event].fields, "actor", "inc")
         for field in self.where:
             check_known(field, fields, f"field of {self.event}")
         return self
+
+
+class WhenModel(EventModel):
+    """The event that fires a step."""
+
+    nth: Count = 1
+    from_s: Seconds = 0.0
+    """Events before this time do not count."""
+    after: EventModel | None = None
+    """Events before the first one that is like this do not count. In real time: that the driver has not seen then."""
+    phase: Literal["before", "after"] = "after"
+    """Before or after the effect of the event; every event is emitted before its effect."""
 
 
 SELECTORS = ("any_replica", "busiest_replica", "newest_replica", "oldest_replica", "replica_of_trigger")

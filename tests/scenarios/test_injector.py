@@ -151,6 +151,22 @@ def test_events_before_from_s_do_not_count_and_after_s_waits() -> None:
     assert port.verbs == ["note"]
 
 
+def test_events_before_the_one_that_it_comes_after_do_not_count() -> None:
+    after = "after: {event: actor.died, where: {actor: chat-1}}"
+    _, port = _injector(f"{{when: {{event: engine.accepted, nth: 2, {after}}}, do: note, with: {{text: a}}}}")
+    for _ in range(3):
+        port.emit("engine.accepted", "chat-0", request="r", running=1, queued=0)
+    port.emit("actor.died", "chat-2", reason="killed", detail="")
+    port.emit("engine.accepted", "chat-0", request="r", running=1, queued=0)
+    port.emit("actor.died", "chat-1", reason="killed", detail="")
+    port.emit("engine.accepted", "chat-0", request="r", running=1, queued=0)
+    port.run(0)
+    assert not port.verbs and not port.hooks["actor.died"]
+    port.emit("engine.accepted", "chat-0", request="r", running=1, queued=0)
+    port.run(0)
+    assert port.verbs == ["note"]
+
+
 @pytest.mark.parametrize(
     ("selector", "chosen"),
     [("busiest_replica", "b"), ("newest_replica", "c"), ("oldest_replica", "a"), ("any_replica", "c")],
