@@ -211,7 +211,8 @@ class LoadClient:
             record_failure(emit, name, Outcome.UNKNOWN.value, 0, "GaveUp", 0)
             return False
         else:
-            record_answer(emit, name, result)
+            if not record_answer(emit, name, result):
+                return False
             self._answered += 1
             return True
         finally:
@@ -236,20 +237,25 @@ async def wait_to_begin(workload: WorkloadModel) -> None:
         await asyncio.sleep(workload.from_s)
 
 
-def record_answer(emit: Callable[..., None], request: str, answer: GenerateResult | JudgeReply) -> None:
-    """``request.done`` of a request that was answered."""
-    emit(
-        "request.done",
-        request=request,
-        outcome="done",
-        status=200,
-        error="",
-        completion_tokens=answer.completion_tokens,
-        version=answer.weight_version,
-        replica=answer.engine,
-        replica_inc=answer.engine_incarnation,
-        attempts=answer.attempts,
-    )
+def record_answer(emit: Callable[..., None], request: str, answer: GenerateResult | JudgeReply) -> bool:
+    """``request.done`` of a request that was answered; whether it was.
+
+    A component of the user's may return something else, None where a ``return`` was forgotten. That is held against it
+    and not against who asked, which would fall over it.
+    """
+    try:
+        said = {
+            "completion_tokens": answer.completion_tokens,
+            "version": answer.weight_version,
+            "replica": answer.engine,
+            "replica_inc": answer.engine_incarnation,
+            "attempts": answer.attempts,
+        }
+    except AttributeError:
+        record_failure(emit, request, Outcome.UNKNOWN.value, 0, f"NoAnswer: {type(answer).__name__}", 0)
+        return False
+    emit("request.done", request=request, outcome="done", status=200, error="", **said)
+    return True
 
 
 def record_failure(

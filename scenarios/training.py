@@ -116,7 +116,8 @@ class TrainingClient:
         except TimeoutError:
             record_failure(emit, name, "unknown", 0, "GaveUp", 0)
             return False
-        record_answer(emit, name, result)
+        if not record_answer(emit, name, result):
+            return False
         self._answered += 1
         return True
 

@@ -153,3 +153,11 @@ class FallingGateway(Gateway):
 
     def __init__(self, config: GatewayConfig) -> None:
         raise BaseException("fell")
+
+
+class SilentGateway(Gateway):
+    """It forgets to return the answer."""
+
+    async def generate(self, request: GenerateRequest) -> GenerateResult:
+        await super().generate(request)
+        return None  # type: ignore[return-value]  # that is the mistake

@@ -189,6 +189,14 @@ def test_a_time_limit_ends_the_run_and_names_who_waits(small: Make, tmp_path: pa
     assert any("generate" in row["waits_for"] for row in _events(ran, "run.wait"))
 
 
+def test_an_answer_that_is_none_is_held_against_the_component_that_gave_it(small: Make, tmp_path: pathlib.Path) -> None:
+    scenario = small("topology.services.chat.components={gateway: 'tests.scenarios.components:SilentGateway'}")
+    ran = run_in_sim(scenario, 5, out=tmp_path / "run", report=False)
+    assert ran.result.reason == "completed"
+    failed = {row.name: row.explain for row in ran.verdict.failed() if row.result == "fail"}
+    assert list(failed) == ["unexplained_failures"] and "NoAnswer: NoneType" in failed["unexplained_failures"]
+
+
 def test_services_that_do_not_come_up_end_the_run(small: Make) -> None:
     ran = run_in_sim(small("limits.time_limit_s=1"), 5)
     assert ran.result.reason == "time_limit" or "not ready" in ran.result.detail
