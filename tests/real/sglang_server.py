@@ -111,6 +111,8 @@ class GenuineServer:
 
     def close(self) -> None:
         """SIGKILL all of it, and remove its shared memory."""
+        if self.process.poll() is not None:
+            return  # its pid may be another's by now
         parts = self.parts()
         shared = {
             line.split()[-1]
@@ -142,3 +144,25 @@ def serving(folder: pathlib.Path, model: pathlib.Path, version: str, *arguments:
         yield server
     finally:
         server.close()
+
+
+class Keeper:
+    """One server with version 1 of the tiny model, shared by tests for as long as it lives: a start takes a while."""
+
+    def __init__(self, folder: pathlib.Path, model: pathlib.Path) -> None:
+        self._folder = folder
+        self._model = model
+        self._servers: list[GenuineServer] = []
+
+    def server(self) -> GenuineServer:
+        """The one that lives, else a new one. A test may end it; else it leaves it with version 1 and nothing to do."""
+        if not self._servers or self._servers[-1].process.poll() is not None:
+            folder = self._folder / str(len(self._servers))
+            folder.mkdir()
+            self._servers.append(GenuineServer(folder, self._model, "1"))
+            self._servers[-1].wait_ready()
+        return self._servers[-1]
+
+    def close(self) -> None:
+        for server in self._servers:
+            server.close()

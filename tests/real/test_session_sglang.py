@@ -13,9 +13,8 @@ import anthropic
 import openai
 import pytest
 
-from real import tiny_model
 from tests.real.served import Process
-from tests.real.sglang_server import GenuineServer, serving
+from tests.real.sglang_server import Keeper
 
 pytestmark = pytest.mark.sglang_cpu
 
@@ -23,18 +22,10 @@ MESSAGES: Any = [{"role": "user", "content": "Say something."}]
 
 
 @pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GenuineServer]:
-    folder = tmp_path_factory.mktemp("models")
-    tiny_model.write(folder / "1", "1")
-    with serving(tmp_path_factory.mktemp("server"), folder / "1", "1") as started:
-        yield started
-
-
-@pytest.fixture(scope="module")
-def server(engine: GenuineServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
+def server(keeper: Keeper, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
     folder = tmp_path_factory.mktemp("sessions")
     log = folder / f"sessions-{time.monotonic_ns()}.log"
-    found = Process(["real.serve_sessions", "--engine", f"http://127.0.0.1:{engine.port}", "--gate"], log)
+    found = Process(["real.serve_sessions", "--engine", f"http://127.0.0.1:{keeper.server().port}", "--gate"], log)
     try:
         found.url = found.until_says(r"serving sessions on (http://\S+) ").group(1)
         yield found

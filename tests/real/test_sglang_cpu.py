@@ -6,14 +6,13 @@ import pathlib
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from real import tiny_model
 from real.sglang_cpu import environment
-from tests.real.sglang_server import GenuineServer, serving
+from tests.real.sglang_server import GenuineServer, Keeper, serving
 
 pytestmark = pytest.mark.sglang_cpu
 
@@ -21,19 +20,10 @@ PROMPT = [1000, 1001, 1002, 1003]
 SHARD = "model-00002-of-00002.safetensors"
 
 
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    folder = tmp_path_factory.mktemp("models")
-    for version in ("1", "2"):
-        tiny_model.write(folder / version, version)
-    tiny_model.write(folder / "1 again", "1", shards=5)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def server(models: pathlib.Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GenuineServer]:
-    with serving(tmp_path_factory.mktemp("server"), models / "1", "1") as started:
-        yield started
+@pytest.fixture
+def server(keeper: Keeper) -> GenuineServer:
+    """A server that the tests share until one of them ends it."""
+    return keeper.server()
 
 
 def _torn(models: pathlib.Path, folder: pathlib.Path, file: str) -> pathlib.Path:
@@ -128,15 +118,15 @@ def test_update_does_not_read_config_and_tokenizer(
     assert server.generate(PROMPT, 8)["meta_info"]["weight_version"] == "1"
 
 
-def test_update_to_a_torn_shard_kills_the_engine(models: pathlib.Path, tmp_path: pathlib.Path) -> None:
+def test_update_to_a_torn_shard_kills_the_engine(
+    server: GenuineServer, models: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
     """Not an error answer: the process kills itself, and whoever asked is left with an unknown outcome."""
-    (tmp_path / "engine").mkdir()
-    with serving(tmp_path / "engine", models / "1", "1") as server:
-        torn = _torn(models, tmp_path / "torn", SHARD)
-        with pytest.raises(OSError):
-            server.load(torn, "2")
-        assert server.process.wait(timeout=10) == -9
-        assert "SafetensorError" in server.log.read_text(encoding="utf-8", errors="replace")
+    torn = _torn(models, tmp_path / "torn", SHARD)
+    with pytest.raises(OSError):
+        server.load(torn, "2")
+    assert server.process.wait(timeout=10) == -9
+    assert "SafetensorError" in server.log.read_text(encoding="utf-8", errors="replace")
 
 
 def test_start_with_a_torn_shard_fails(models: pathlib.Path, tmp_path: pathlib.Path) -> None:
@@ -155,36 +145,33 @@ def test_start_with_a_torn_shard_fails(models: pathlib.Path, tmp_path: pathlib.P
 
 
 @pytest.mark.parametrize(("part", "within_s"), [("main", 3.0), ("scheduler", 5.0), ("detokenizer", 5.0)])
-def test_death_of_a_part_is_told_to_clients(
-    models: pathlib.Path, tmp_path: pathlib.Path, part: str, within_s: float
-) -> None:
-    with serving(tmp_path, models / "1", "1") as server:
-        ended: list[tuple[float, Any]] = []
+def test_death_of_a_part_is_told_to_clients(server: GenuineServer, part: str, within_s: float) -> None:
+    ended: list[tuple[float, Any]] = []
 
-        def call() -> None:
-            try:
-                told: Any = server.generate(PROMPT, 30_000)
-            except OSError as error:
-                told = error
-            ended.append((time.monotonic(), told))
+    def call() -> None:
+        try:
+            told: Any = server.generate(PROMPT, 30_000)
+        except OSError as error:
+            told = error
+        ended.append((time.monotonic(), told))
 
-        client = threading.Thread(target=call)
-        client.start()
-        time.sleep(1)
-        assert not ended
-        parts = server.parts()
-        begun = time.monotonic()
-        subprocess.run(["kill", "-9", str(parts[part])], check=True)
-        client.join(timeout=90)
-        at, told = ended[0]
-        assert isinstance(told, OSError), told
-        # 0.15 s for main, 0.9 s for the others on a busy machine; 5.9 and 66 s with SGLang's own settings.
-        assert at - begun < within_s
-        server.process.wait(timeout=30)
-        deadline = time.monotonic() + 30
-        while any(pathlib.Path(f"/proc/{pid}").exists() for pid in parts.values()):
-            assert time.monotonic() < deadline, f"left running: {parts}"
-            time.sleep(0.05)
+    client = threading.Thread(target=call)
+    client.start()
+    time.sleep(1)
+    assert not ended
+    parts = server.parts()
+    begun = time.monotonic()
+    subprocess.run(["kill", "-9", str(parts[part])], check=True)
+    client.join(timeout=90)
+    at, told = ended[0]
+    assert isinstance(told, OSError), told
+    # 0.15 s for main, 0.9 s for the others on a busy machine; 5.9 and 66 s with SGLang's own settings.
+    assert at - begun < within_s
+    server.process.wait(timeout=30)
+    deadline = time.monotonic() + 30
+    while any(pathlib.Path(f"/proc/{pid}").exists() for pid in parts.values()):
+        assert time.monotonic() < deadline, f"left running: {parts}"
+        time.sleep(0.05)
 
 
 # ---- deterministic mode ----
