@@ -101,28 +101,28 @@ class Judge:
         if ledger.causal is not None:
             ledger.causal.see(event)
         kind = event.kind
-        handlers = self._dispatch.get(kind)
-        if handlers is None:
-            handlers = self._first_of(kind)
         handler = None
+        found: Handlers | None = None
         try:
             if kind == _SENT:
                 data = event.data
                 ledger.open_calls[data["call"]] = event
-                method = data["method"]
-                known = self._sends.get(method)
-                handlers = self._about(method, self._sends, handlers) if known is None else known
-            elif kind == _DONE:
-                sent = ledger.open_calls.pop(event.data["call"], None)
-                if sent is not None:
-                    ledger.ended_calls += 1
-                    method = sent.data["method"]
-                    known = self._ends.get(method)
-                    handlers = self._about(method, self._ends, handlers) if known is None else known
-            for handler in handlers:
+                found = self._sends.get(data["method"])
+                if found is None:
+                    found = self._about(data["method"], kind, self._sends)
+            elif kind == _DONE and (sent := ledger.open_calls.pop(event.data["call"], None)) is not None:
+                ledger.ended_calls += 1
+                found = self._ends.get(sent.data["method"])
+                if found is None:
+                    found = self._about(sent.data["method"], kind, self._ends)
+            else:
+                found = self._dispatch.get(kind)
+                if found is None:
+                    found = self._first_of(kind)
+            for handler in found:
                 handler(event)
         except Exception as error:
-            self._drop(handler, event, error, handlers)
+            self._drop(handler, event, error, found or ())
 
     record = feed  # a Judge is a Recorder
 
@@ -145,8 +145,10 @@ class Judge:
             if kind in source and getattr(source[kind], "__self__", None) not in self._raised
         )
 
-    def _about(self, method: str, table: dict[str, Handlers], handlers: Handlers) -> Handlers:
-        """Those of the handlers that must see calls of this method."""
+    def _about(self, method: str, kind: str, table: dict[str, Handlers]) -> Handlers:
+        """The handlers of a kind of event that must see it of calls of this method."""
+        seen = self._dispatch.get(kind)
+        handlers = self._first_of(kind) if seen is None else seen
         owners = [getattr(handler, "__self__", None) for handler in handlers]
         found = table[method] = tuple(
             handler

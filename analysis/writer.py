@@ -6,7 +6,7 @@ import hashlib
 import pathlib
 
 from analysis.errors import BadInput
-from protocol.evidence import KINDS, Event, UndeclaredEvent, encode
+from protocol.evidence import KINDS, Event, UndeclaredEvent, encode, who
 
 
 class JsonlWriter:
@@ -40,7 +40,7 @@ class JsonlWriter:
         seq, t_ns, kind, actor, inc, n, lc, cause, data = event
         lines = self._lines
         try:
-            lines.append(KINDS[kind].encode(seq, t_ns, actor, inc, n, lc, cause, data))
+            lines.append(KINDS[kind].encode(seq, t_ns, who(actor, inc), n, lc, cause, data))
         except (KeyError, ValueError, TypeError) as error:
             encode(event)  # raises with the whole story
             raise UndeclaredEvent(f"event {kind!r}: {error}") from error

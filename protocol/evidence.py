@@ -48,7 +48,8 @@ class Event(NamedTuple):
 
 
 T = TypeVar("T")
-Encoder = Callable[[int, int, str, int, int, int, "str | None", dict[str, Any]], str]
+Encoder = Callable[[int, int, str, int, int, "str | None", dict[str, Any]], str]
+"""Of seq, t_ns, the text of who (:func:`who`), n, lc, cause and data."""
 
 
 class EventKind(NamedTuple):
@@ -94,6 +95,11 @@ class Recorder(Protocol):
         ...
 
 
+def who(actor: str, inc: int) -> str:
+    """The part of a line that says which process it is of: the same for all events of one, so made once for each."""
+    return f'"actor":{_quote(actor)},"inc":{inc}'
+
+
 def _int(value: int) -> str:
     return format(value, "d")  # rejects floats and strings; bools and foreign integers become digits
 
@@ -134,13 +140,13 @@ def _compile(name: str, fields: dict[str, tuple[str, str]]) -> Encoder:
         parts.append(f'"{field}":{text}')
     body = ",".join(parts)
     source = (
-        "def encode(seq, t_ns, actor, inc, n, lc, cause, d):\n"
+        "def encode(seq, t_ns, who, n, lc, cause, d):\n"
         f"    if len(d) != {len(fields)}: raise KeyError('fields')\n"
         + "".join(f"    {value} = d[{field!r}]\n" for field, value in values.items())
         + "".join(f"    if type({value}) is not int: {value} = _int({value})\n" for value in plain)
         + "    c = 'null' if cause is None else _q(cause)\n"
-        f"    return f'''{{{{\"seq\":{{seq}},\"t_ns\":{{t_ns}},\"kind\":\"{name}\",\"actor\":{{_q(actor)}},"
-        '"inc":{inc},"n":{n},"lc":{lc},"cause":{c},"data":{{'
+        f"    return f'''{{{{\"seq\":{{seq}},\"t_ns\":{{t_ns}},\"kind\":\"{name}\",{{who}},"
+        '"n":{n},"lc":{lc},"cause":{c},"data":{{'
         f"{body}"
         "}}}}\\n'''\n"
     )
@@ -208,7 +214,8 @@ def encode(event: Event) -> str:
     if kind is None:
         raise UndeclaredEvent(f"event kind {event.kind!r} is not declared in protocol/evidence.py")
     try:
-        return kind.encode(event.seq, event.t_ns, event.actor, event.inc, event.n, event.lc, event.cause, event.data)
+        text = who(event.actor, event.inc)
+        return kind.encode(event.seq, event.t_ns, text, event.n, event.lc, event.cause, event.data)
     except (KeyError, ValueError, TypeError) as error:
         raise UndeclaredEvent(
             f"event {event.kind!r} has fields {event.data!r}; declared are "

@@ -154,7 +154,7 @@ class Virtual:
     def adopt(self, module: types.ModuleType) -> None:
         """Virtualise the names that a component's module, and those of its own package that it uses, have bound.
 
-        Idempotent within a run. Modules of ``protocol``, ``sim`` and the standard library are left alone.
+        Idempotent within a run. Modules of our own packages and of the standard library are left alone.
 
         Raises:
             RuntimeError: not entered.

@@ -10,7 +10,7 @@ import hashlib
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from protocol.evidence import KINDS, Event, Recorder, encode
+from protocol.evidence import KINDS, Event, Recorder, encode, who
 from sim.kernel import Kernel
 from sim.loop import ActorLoop
 from sim.random import Stream, Streams
@@ -30,7 +30,9 @@ class Process:
     ``n`` counts its events, ``lc`` is its Lamport clock; both go into every event it emits.
     """
 
-    __slots__ = ("world", "name", "incarnation", "node", "alive", "stopped", "n", "lc", "death_reason", "__weakref__")
+    __slots__ = (
+        "world", "name", "incarnation", "node", "alive", "stopped", "n", "lc", "death_reason", "_who", "__weakref__"
+    )  # fmt: skip
 
     role = "process"
 
@@ -44,6 +46,7 @@ class Process:
         self.n = 0
         self.lc = 0
         self.death_reason = ""
+        self._who = who(name, incarnation)
 
     @property
     def id(self) -> str:
@@ -188,7 +191,7 @@ class World:
         incarnation = process.incarnation
         event: Event = _make(Event, (seq, t_ns, kind, name, incarnation, n, lc, cause, data))
         try:
-            line = KINDS[kind].encode(seq, t_ns, name, incarnation, n, lc, cause, data)
+            line = KINDS[kind].encode(seq, t_ns, process._who, n, lc, cause, data)
         except (KeyError, ValueError, TypeError):
             encode(event)  # raises UndeclaredEvent, with the explanation
             raise
