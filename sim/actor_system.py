@@ -145,7 +145,8 @@ class ActorSystem:
             lane = call.lane = ref._lane(caller)
             call.position = lane.sent
             lane.sent += 1
-        self.network.send(caller, target, REQUEST, call, nominal_size(packed), target.request_arrives, call)
+        size = SMALL if type(packed) is tuple else nominal_size(packed)
+        self.network.send(caller, target, REQUEST, call, size, target.request_arrives, call)
         return sent
 
     def cancel_call(self, process: ActorProcess, call: Call) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from protocol.errors import CallCancelled, message_of, portable
 from sim.calls import Call, RemoteStream
-from sim.copying import SMALL, nominal_size, unpack
+from sim.copying import SMALL, Packed, nominal_size, unpack
 from sim.loop import background
 from sim.loop_objects import SimTask
 from sim.network import CONTROL, REPLY
@@ -26,6 +26,10 @@ if TYPE_CHECKING:
 
 cause: contextvars.ContextVar[str | None] = contextvars.ContextVar("seatrial_cause", default=None)
 """Id of the event (the send) that the running task follows from. Tasks that a handler makes inherit it."""
+
+
+_new_task: Any = SimTask.__new__
+_init_task: Any = SimTask.__init__
 
 
 def describe(error: BaseException) -> str:
@@ -216,7 +220,11 @@ class ActorProcess(Process):
         if spec.data:
             self.running_data += 1
         serve = self._serve_stream(call) if spec.stream else self._serve(call)
-        call.task = task = SimTask(serve, loop=self.loop, name=spec.name, context=self.context.copy())
+        loop = self.loop
+        # Numbered before it is made, which hashes it: to look for a number in vain costs as much again.
+        call.task = task = _new_task(SimTask)
+        task._number = next(loop._kernel._numbers)
+        _init_task(task, serve, loop=loop, name=spec.name, context=self.context.copy())
         task._named = True
 
     async def _serve(self, call: Call) -> None:
@@ -224,7 +232,8 @@ class ActorProcess(Process):
         if call.background:
             background.set(True)
         try:
-            args, kwargs = unpack(call.packed)
+            packed = call.packed
+            args, kwargs = packed if type(packed) is tuple else unpack(packed)  # as they are, most of the time
             value = await getattr(self.instance, call.method)(*args, **kwargs)
         except asyncio.CancelledError:
             self._finish(call, False, _cancelled(call))
@@ -293,7 +302,7 @@ class ActorProcess(Process):
         except TypeError as error:
             ok, packed = False, system.copier.pack(portable(error))
         # An error's traceback holds paths: its length must not decide when it arrives.
-        size = nominal_size(packed) if ok else SMALL
+        size = len(packed) if ok and type(packed) is Packed else SMALL
         latest = f"{self.prefix}{self.n}"
         if call.spec.stream:
             stream: RemoteStream | None = system.streams.pop(call.number, None)

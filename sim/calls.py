@@ -164,8 +164,10 @@ class Sender:
         self.method = method
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        process = calling_process(self.ref)
-        return process.system.send_call(process, self.ref, self.method, args, kwargs)
+        ref = self.ref
+        backend = getattr(_get_running_loop(), "seatrial_backend", None)
+        process = calling_process(ref) if backend is None else backend.process
+        return process.system.send_call(process, ref, self.method, args, kwargs)
 
 
 def calling_process(ref: ActorRef) -> ActorProcess:
@@ -280,7 +282,7 @@ class Call:
         if lc > caller.lc:
             caller.lc = lc
         try:
-            value = unpack(packed)
+            value = unpack(packed) if type(packed) is Packed else packed
         except Exception as error:
             # The callee did its work; only what it said cannot be read here.
             ok, value = False, SeatrialError(f"the answer of {self!r} cannot be read: {error}", outcome=Outcome.DONE)

@@ -6,6 +6,8 @@ import asyncio
 import contextvars
 from typing import TYPE_CHECKING, Any
 
+from sim.clock import FEW_CANCELLED
+
 if TYPE_CHECKING:
     from sim.loop import ActorLoop
 
@@ -67,7 +69,10 @@ class SimHandle(asyncio.TimerHandle):
             if self._scheduled:  # it may lie in the queue for long: let go of what it holds
                 self._callback = None
                 self._args = None
-                self._loop._clock.note_cancelled()
+                clock = self._loop._clock
+                clock.cancelled = cancelled = clock.cancelled + 1
+                if cancelled > FEW_CANCELLED:
+                    clock.compact()
 
     @property
     def gone(self) -> bool:
