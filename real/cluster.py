@@ -12,6 +12,9 @@ import os
 import pathlib
 import secrets
 import signal
+import socket
+import subprocess
+import sys
 from typing import Any, Final
 
 from real.warden import MARK, Sweeper
@@ -171,6 +174,33 @@ class LocalCluster:
                 os.environ.pop("CUDA_VISIBLE_DEVICES")
                 if visible is not None:
                     os.environ["CUDA_VISIBLE_DEVICES"] = visible
+
+
+_ANSWERS_WITHIN_S = 5.0
+_HEAD_ANSWERS_WITHIN_S = 30.0
+"""A Python that imports Ray on a busy machine, and one question."""
+_ASK_HEAD = "import sys; from ray._raylet import GcsClient; GcsClient(address=sys.argv[1])"
+
+
+def head_problem(address: str) -> str:
+    """Why nothing can be run on the cluster whose head is at ``host:port``; empty when a head answers there."""
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), timeout=_ANSWERS_WITHIN_S).close()
+    except (ValueError, OverflowError):
+        return "write it as host:port, the address of the cluster's head"
+    except OSError as error:
+        return f"nobody answers there ({error.strerror or error})"
+    # Ray itself asks for minutes whatever listens there, with lines of its own on stderr; so another process asks.
+    try:
+        asked = subprocess.run(
+            [sys.executable, "-c", _ASK_HEAD, address], capture_output=True, text=True, timeout=_HEAD_ANSWERS_WITHIN_S
+        )
+    except subprocess.TimeoutExpired:
+        return f"what answers there is no head of a Ray cluster (it did not say so in {_HEAD_ANSWERS_WITHIN_S:g} s)"
+    if asked.returncode:
+        return f"no head of a Ray cluster answers there ({(asked.stderr.strip().splitlines() or ['no word'])[-1]})"
+    return ""
 
 
 def connect(address: str, run: str, packages: list[str]) -> None:

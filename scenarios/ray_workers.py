@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import socket
 import sys
 from collections import deque
 from collections.abc import Generator, Iterator
@@ -20,7 +19,6 @@ from scenarios.load import Scenario
 from scenarios.workers import Lost, Worker, how_it_ended
 
 _STILLBORN = 3
-_ANSWERS_WITHIN_S = 5.0
 _BATCH = 16  # seeds that an actor is given at once: what is run again when it is lost in the middle of one is but one
 
 
@@ -60,21 +58,15 @@ def check_address(address: str) -> None:
     Raises BadInput: Ray is not installed, or of another version; the address is none; nobody answers there.
     """
     try:
-        from real.cluster import version_problem
+        from real.cluster import head_problem, version_problem
     except ImportError as error:
         raise BadInput(f"--ray: {error}; pip install -e '.[real]'") from error
     if problem := version_problem():
         raise BadInput(f"--ray: {problem}")
     if address == "auto":
         return
-    host, _, port = address.rpartition(":")
-    try:
-        socket.create_connection((host, int(port)), timeout=_ANSWERS_WITHIN_S).close()
-    except ValueError:
-        said = f"--ray {address}: write it as host:port, the address of the cluster's head, or as auto"
-        raise BadInput(said) from None
-    except OSError as error:  # Ray itself would try for a minute
-        raise BadInput(f"--ray {address}: nobody answers there ({error.strerror or error})") from error
+    if problem := head_problem(address):
+        raise BadInput(f"--ray {address}: {problem}")
 
 
 @contextlib.contextmanager

@@ -127,20 +127,15 @@ def visible_gpus() -> list[str]:
 
 
 def _ray_problems(options: RealOptions) -> Iterator[str]:
-    from real.cluster import folder_problem, version_problem
+    from real.cluster import folder_problem, head_problem, version_problem
 
     if problem := version_problem():
         yield problem
     if importlib.util.find_spec("aiohttp") is None:
         yield "aiohttp is not installed; pip install -e '.[real]'"
     if options.ray:
-        host, _, port = options.ray.rpartition(":")
-        try:
-            socket.create_connection((host, int(port)), timeout=5).close()
-        except ValueError:
-            yield f"--ray {options.ray}: write it as host:port, the address of the cluster's head"
-        except OSError as error:
-            yield f"--ray {options.ray}: nobody answers there ({error.strerror or error})"
+        if problem := head_problem(options.ray):
+            yield f"--ray {options.ray}: {problem}"
     elif problem := folder_problem(os.path.join(tempfile.gettempdir(), "seatrial-12345678")):
         yield problem
 

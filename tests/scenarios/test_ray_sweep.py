@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pathlib
+import socket
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -59,7 +62,12 @@ def test_a_seed_that_takes_its_worker_along_is_lost_and_the_others_go_on(
 
 @pytest.mark.parametrize(
     ("address", "said"),
-    [("nowhere", "host:port"), ("host:port", "host:port"), ("127.0.0.1:1", "nobody answers there")],
+    [
+        ("nowhere", "host:port"),
+        ("host:port", "host:port"),
+        ("127.0.0.1:99999", "host:port"),
+        ("127.0.0.1:1", "nobody answers there"),
+    ],
 )
 def test_an_address_that_is_none_is_told(small: Make, tmp_path: pathlib.Path, address: str, said: str) -> None:
     pytest.importorskip("ray")
@@ -69,6 +77,25 @@ def test_an_address_that_is_none_is_told(small: Make, tmp_path: pathlib.Path, ad
             jobs=None, out=tmp_path / "out", sample=0, changes=[], shell=Shell(True), ray=address,
         )  # fmt: skip
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("answers", [False, True])
+def test_what_answers_at_an_address_and_is_no_ray_is_told(monkeypatch: pytest.MonkeyPatch, answers: bool) -> None:
+    pytest.importorskip("ray")
+    from scenarios.ray_workers import check_address
+
+    monkeypatch.setattr("real.cluster._HEAD_ANSWERS_WITHIN_S", 3.0)  # Ray itself asks for minutes
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def close_at_once() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    server.accept()[0].close()
+
+        if answers:
+            threading.Thread(target=close_at_once, daemon=True).start()
+        with pytest.raises(BadInput, match="what answers there is no head of a Ray cluster"):
+            check_address(f"127.0.0.1:{server.getsockname()[1]}")
 
 
 # --- clusters of three raylets, each in a process of its own ---
