@@ -269,8 +269,9 @@ def print_verdict(reached: Verdict, scenario: str) -> None:
         observed = row.observed + (f"\n{row.explain}" if row.explain else "")
         witness = ", ".join(str(seq) for seq in row.witness[:6]) + (", ..." if len(row.witness) > 6 else "")
         out.add_row(
-            Text(row.title), Text(row.result, style=_COLOURS[row.result]), Text(observed), f"{row.judged:,}", witness
-        )
+            Text(row.title), Text(row.standing, style=_COLOURS.get(row.standing, "dim")), Text(observed),
+            f"{row.judged:,}", witness,
+        )  # fmt: skip
     console = _console()
     console.print(out)
     absent = [row.name for row in reached.checks if not row.applicable]

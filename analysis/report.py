@@ -98,9 +98,10 @@ def _checks(verdict: Verdict) -> Iterable[str]:
             continue
         explain = f"<br><span class='soft'>{escape(row.explain)}</span>" if row.explain else ""
         witness = ", ".join(str(seq) for seq in row.witness)
+        style = row.result if row.standing == row.result else "soft"
         group = "" if row.group == "invariant" else f" <span class='soft'>({row.group})</span>"
         yield (
-            f"<tr><td>{escape(row.name)}{group}<td class='{row.result}'>{row.result}<td>{escape(row.observed)}{explain}"
+            f"<tr><td>{escape(row.name)}{group}<td class='{style}'>{row.standing}<td>{escape(row.observed)}{explain}"
             f"<td>{escape(row.expected)}<td class='n'>{row.judged:,}<td>{witness}</tr>"
         )
     yield "</table>"

@@ -141,14 +141,14 @@ class Shell:
             return
         if not self.fancy:
             for row in rows:
-                click.echo(f"{row.result:<12} {row.title}: {row.observed}{_because(row)}")
+                click.echo(f"{row.standing:<12} {row.title}: {row.observed}{_because(row)}")
             return
         table = Table(box=None, pad_edge=False, header_style="bold")
         for head in ("result", "check", "observed"):
             table.add_column(head, overflow="fold")
         for row in rows:
-            colour = _COLOURS[row.result]
-            table.add_row(f"[{colour}]{row.result}[/]", row.title, f"{row.observed}{_because(row)}")
+            colour = _COLOURS.get(row.standing, "dim")
+            table.add_row(f"[{colour}]{row.standing}[/]", row.title, f"{row.observed}{_because(row)}")
         self.out.print(table)
 
     def ran(self, scenario: Scenario, seed: int, ran: Ran, traces: list[TraceFacts], repeat: str) -> None:

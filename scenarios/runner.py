@@ -107,12 +107,18 @@ def preflight(scenario: Scenario, backend: Backend) -> list[TraceFacts]:
         if service.recovery.export_prefix != service.export.prefix:
             raise BadInput(
                 f"{scenario.place(at)}: recovery.export_prefix ({service.recovery.export_prefix!r}) and export.prefix "
-                f"({service.export.prefix!r}) differ; recovery would never find an export"
+                f"({service.export.prefix!r}) differ, so that recovery would never find an export; make them equal"
             )
-    prefixes = [service.export.prefix for service in model.topology.services.values()]
-    if len(set(prefixes)) < len(prefixes):
-        place = scenario.place(("topology", "services"))
-        raise BadInput(f"{place}: two services export under one prefix; set export.prefix")
+    exports: dict[str, str] = {}  # prefix -> the service that exports there
+    for name, service in model.topology.services.items():
+        other = exports.setdefault(service.export.prefix, name)
+        if other != name:
+            own = f"{name}-exports"
+            raise BadInput(
+                f"{scenario.place(('topology', 'services', name))}: {other} and {name} both export weights under "
+                f"{service.export.prefix!r}; give {name} a prefix of its own: "
+                f"export: {{prefix: {own}}} and recovery: {{export_prefix: {own}}}"
+            )
     return look_through_traces(scenario)
 
 

@@ -48,6 +48,12 @@ class CheckResult(NamedTuple):
         """The name as people see it: an invariant that a scenario also asks for has two rows of one name."""
         return self.name if self.group == "invariant" else f"{self.name} ({self.group})"
 
+    @property
+    def standing(self) -> str:
+        """The result as people see it: what judged nothing and was not asked for does not count in the verdict."""
+        passed_over = self.result == "inconclusive" and not self.required and not self.judged
+        return "not judged" if passed_over else self.result
+
     def as_json(self) -> dict[str, Any]:
         return {**self._asdict(), "witness": list(self.witness)}
 

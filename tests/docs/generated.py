@@ -70,7 +70,7 @@ def checks_table() -> str:
 def criteria_table() -> str:
     """What a scenario can name under ``acceptance``."""
     rows = (
-        (f"`{name}`", " ".join(entry.doc.partition("\n\n")[0].split()), _parameters(entry.model))
+        (f"`{name}`", _without_sources(" ".join(entry.doc.partition("\n\n")[0].split())), _parameters(entry.model))
         for name, entry in CRITERIA.items()
     )
     return "\n".join(_table(("name", "what it asks", "parameters (default)"), rows))
@@ -85,9 +85,11 @@ SECTIONS = {
     "api_scale": lambda: routes_table("scale"),
     "api_autoscaler": lambda: routes_table("autoscaler"),
     "api_errors": errors_table,
-    "api_bodies": bodies_list,
+    "api_bodies": lambda: _without_sources(bodies_list()),
 }
 """Name of a section to what makes it. A page marks it: ``<!-- made: NAME -->`` ... ``<!-- end -->``."""
+_SOURCE = r"(?:[A-Z]{1,2}-I?\d+|[EM]\d+(?: to [EM]\d+)?|(?:(?:scaling|serving|training|engines|rollout)\.md )?\d+\.\d+)"
+_SOURCES = re.compile(rf" \({_SOURCE}(?:[,;] {_SOURCE})*\)")
 _SECTION = re.compile(r"(<!-- made: (?P<name>\w+) -->\n)(?P<body>.*?)(<!-- end -->)", re.DOTALL)
 
 
@@ -127,7 +129,12 @@ def _yaml(value: Any) -> str:
 
 
 def _first_line(thing: type) -> str:
-    return " ".join((inspect.getdoc(thing) or "").partition("\n\n")[0].split())
+    return _without_sources(" ".join((inspect.getdoc(thing) or "").partition("\n\n")[0].split()))
+
+
+def _without_sources(text: str) -> str:
+    """Without "(G-I2)" and the like: numbers of notes that the reader of a page does not have."""
+    return _SOURCES.sub("", text)
 
 
 def _sentence(model: type) -> str:

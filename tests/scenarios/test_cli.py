@@ -99,6 +99,18 @@ def test_bad_input_is_one_message_exit_2_and_nothing_written(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_two_services_that_export_to_one_place_are_told_both_keys_to_set(
+    command: Command, small_file: pathlib.Path
+) -> None:
+    second = "topology.services.other={initial_replicas: 1, engine: tiny-cpu%s}"
+    words = ("validate", str(small_file), "--set", "topology.gpus_per_node=4", "--set")
+    done = command(*words, second % "")
+    fix = "export: {prefix: other-exports} and recovery: {export_prefix: other-exports}"
+    assert done.returncode == 2 and done.stderr.rstrip().endswith(f"give other a prefix of its own: {fix}")
+    own = ", " + fix.replace(" and ", ", ")
+    assert command(*words, second % own).returncode == 0
+
+
 def test_a_bad_row_of_a_trace_leaves_nothing(command: Command, tmp_path: pathlib.Path) -> None:
     text = SMALL[: SMALL.index("  arrivals")] + "  trace: {format: burstgpt, file: t.csv}\n"
     (tmp_path / "s.yaml").write_text(text)

@@ -21,6 +21,8 @@ ROWS = (
     CheckResult("good", "invariant", "pass", "9 of 9", "all", 9, (), "", True, True),
     CheckResult("bad", "invariant", "fail", "1 of 9", "all", 9, (4, 7), "request r was lost", True, True),
     CheckResult("absent", "invariant", "inconclusive", "0", "all", 0, (), "not applicable", False, False),
+    CheckResult("idle", "invariant", "inconclusive", "0 of 0", "all", 0, (), "nothing was judged", False, True),
+    CheckResult("asked", "invariant", "inconclusive", "0 of 0", "all", 0, (), "nothing was judged", True, True),
 )
 
 
@@ -45,6 +47,7 @@ def test_elsewhere_it_is_plain_lines(capsys: pytest.CaptureFixture[str]) -> None
     assert (
         capsys.readouterr().out
         == "pass         good: 9 of 9\nfail         bad: 1 of 9: request r was lost (events 4, 7)\n"
+        "not judged   idle: 0 of 0: nothing was judged\ninconclusive asked: 0 of 0: nothing was judged\n"
     )
 
 
