@@ -254,6 +254,9 @@ def import_genrm(folder: pathlib.Path, out: pathlib.Path | None) -> None:
     print_verdict(imported.verdict, f"{folder.name} ({imported.protocol.name})")
     for line in imported.missing:
         click.echo(line, err=True)
+    below = sorted(file.parent.name for file in folder.glob("*/verdicts.json"))
+    if below and not (folder / "verdicts.json").exists():
+        click.echo(f"this folder holds runs, and is none; import one of them: {', '.join(map(repr, below))}", err=True)
     click.echo(f"evidence in {target}")
     sys.exit(imported.verdict.exit_code)
 

@@ -27,7 +27,7 @@ from analysis.checks.ledger import Ledger
 from analysis.checks.publishing_criteria import DistinctWeights, PrefixHits, SessionsAcrossUpdates, TurnsAtVersions
 from analysis.checks.traces_criteria import CleanupsKeptOthers, RecordedBetween
 from analysis.checks.training_criteria import TrainingContinues
-from analysis.errors import BadInput
+from analysis.errors import BadInput, unknown_kind
 from protocol.evidence import KINDS
 
 
@@ -120,9 +120,7 @@ def parse_criterion(entry: Any) -> tuple[str, Parameters]:
 def _check_events(name: str, event: str, after: str | None, fields: set[str]) -> None:
     for kind in (event, after):
         if kind is not None and kind not in KINDS:
-            raise BadInput(
-                f"acceptance criterion {name!r}: event kind {kind!r} is not declared in protocol/evidence.py"
-            )
+            raise BadInput(f"acceptance criterion {name!r}: {unknown_kind(kind, KINDS)}")
     if unknown := sorted(fields - {*KINDS[event].fields, "actor", "inc"}):
         raise BadInput(
             f"acceptance criterion {name!r}: event {event!r} has no field {unknown[0]!r}; "

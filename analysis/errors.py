@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import difflib
 import io
 import os
 import sys
 import traceback
+from collections.abc import Iterable
 from typing import Any
 
 
 class BadInput(Exception):
     """A file or folder that cannot be used. The message names file, line, key and what to do."""
+
+
+def unknown_kind(kind: str, kinds: Iterable[str]) -> str:
+    """What is said of an event kind that is none: the nearest one, and where all of them are."""
+    near = difflib.get_close_matches(kind, kinds, 1)
+    meant = f"did you mean {near[0]!r}? " if near else ""
+    return f"event kind {kind!r} is unknown; {meant}docs/evidence.md lists them all"
 
 
 def print_anything() -> None:

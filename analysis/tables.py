@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from analysis.errors import BadInput
+from analysis.errors import BadInput, unknown_kind
 from analysis.rundir import RunDir
 from protocol.evidence import KINDS, Event
 
@@ -94,7 +94,7 @@ def rows(directory: RunDir, table: str, kind: str | None = None) -> Iterator[dic
     if table not in _ROWS:
         raise BadInput(f"table {table!r} is unknown; known are {', '.join(TABLES)}")
     if kind is not None and kind not in KINDS:
-        raise BadInput(f"event kind {kind!r} is not declared in protocol/evidence.py")
+        raise BadInput(unknown_kind(kind, KINDS))
     if kind is not None and table != "events":
         raise BadInput(f"--kind goes with the table 'events', not with {table!r}")
     reader = directory.read_events()

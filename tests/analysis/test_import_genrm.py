@@ -232,3 +232,12 @@ def test_the_command_says_what_it_found(tmp_path: pathlib.Path) -> None:
     assert "manual 1-2-1" in ran.stdout
     again = subprocess.run(command, capture_output=True, text=True, cwd=pathlib.Path(__file__).parents[2], check=False)
     assert again.returncode == 2 and "exists already" in again.stderr
+
+
+def test_a_folder_of_runs_is_none_and_names_them(tmp_path: pathlib.Path) -> None:
+    write(SOUND["manual"](), tmp_path / "all/one")
+    words = ["import", "genrm", str(tmp_path / "all"), "--out", str(tmp_path / "run")]
+    command = [sys.executable, "-m", "analysis", *words]
+    ran = subprocess.run(command, capture_output=True, text=True, cwd=pathlib.Path(__file__).parents[2], check=False)
+    assert ran.returncode == 3
+    assert "this folder holds runs, and is none; import one of them: 'one'" in ran.stderr

@@ -80,6 +80,10 @@ def test_the_printed_command_repeats_the_run(command: Command, small_file: pathl
         (["run", "smoke", "--backend", "sim", "--set", "workload.for_s=-1"], "workload.for_s: must not be negative"),
         (["run", "smoke", "--backend", "sim", "--set", "steps.0.do=sigkil"], "unknown fault or verb 'sigkil'; did you"),
         (["run", "smoke", "--backend", "sim", "--set", "steps.0.target=chat-7"], "unknown target 'chat-7'"),
+        (
+            ["run", "smoke", "--backend", "sim", "--set", "acceptance=[{occurs: {event: gateway.move}}]"],
+            "event kind 'gateway.move' is unknown; did you mean 'gateway.moved'? docs/evidence.md lists them all",
+        ),
         (["prove", "smoke", "--seeds", "0"], "Invalid value for '--seeds'"),
         (["prove", "smoke", "--python", "/no/python"], "error: /no/python: cannot be started"),
         (["sweep", "smoke", "--out", "."], "error: .: exists already"),
