@@ -12,7 +12,6 @@ from rich.console import Console
 from rich.live import Live
 
 from analysis.errors import BadInput
-from real.options import Usage, token_in
 from scenarios.console import Number
 from scenarios.monitor.board import Board, render, svg_of, text_of
 from scenarios.monitor.run_source import Follower, Watched, chosen, info_of, services_of
@@ -143,6 +142,8 @@ def _replayed(follower: Follower, watched: Watched, at_s: float | None, speed: f
 
 
 def _token(path: pathlib.Path | None) -> str:
+    from real.options import Usage, token_in  # the command line loads no world before one is asked for
+
     try:
         return token_in(path)
     except Usage as error:

@@ -11,7 +11,6 @@ from typing import Any
 
 from analysis.errors import BadInput
 from protocol.scaling.policy import AutoscalerConfig
-from real.options import is_url
 from scenarios.monitor.board import (
     IN_NAMES,
     OUT_NAMES,
@@ -154,6 +153,8 @@ class Served:
 
 def checked(url: str) -> str:
     """A URL without its last slash. Raises BadInput."""
+    from real.options import is_url  # the command line loads no world before one is asked for
+
     if not is_url(url) or urllib.parse.urlsplit(url).username is not None:
         raise BadInput(f"{url}: no URL of a control API; as in http://127.0.0.1:8090/genrm/autoscaler")
     return url.rstrip("/")
