@@ -26,6 +26,9 @@ _END_OF_OUTPUT = "-- end of output --"
 _WALL = (
     (re.compile(r"(s simulated) in [\d.]+ s"), r"\1 in 0.0 s"),
     (re.compile(r"[\d.]+ s, [\d,]+ seeds an hour"), "0.0 s, 0 seeds an hour"),
+    # Lines of progress, on stderr, which a machine that is busy has the time to print.
+    (re.compile(r"^\d+ of \d+ seeds\n", re.MULTILINE), ""),
+    (re.compile(r"^\w+: \w+, \d+ s simulated, \d+ events\n", re.MULTILINE), ""),
 )
 
 
