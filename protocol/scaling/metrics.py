@@ -165,7 +165,7 @@ class HistogramWindow:
         self._forget(at_s)
         if not self._grown:
             return None
-        sums = [sum(counts) for counts in zip(*([n for _, n in grown] for _, grown in self._grown), strict=True)]
+        sums = [total_of(counts) for counts in zip(*([n for _, n in grown] for _, grown in self._grown), strict=True)]
         buckets = tuple(zip((bound for bound, _ in self._grown[-1][1]), sums, strict=True))
         samples = int(buckets[-1][1])
         if samples <= 0:
@@ -227,6 +227,14 @@ class Frame(FrameBody):
     """Of the loop's clock, which nobody else can read."""
 
 
+def total_of(values: Iterable[float]) -> float:
+    """The sum, correctly rounded: that of ``sum`` differs between Python 3.11 and 3.12, and with it digests would."""
+    try:
+        return math.fsum(values)
+    except OverflowError:  # a page may say 1e308 twice
+        return math.inf
+
+
 def empty_frame(engines: Iterable[str], at_s: float, wall_s: float) -> Frame:
     """A frame in which nobody reported."""
     return aggregate(dict.fromkeys(engines), (), at_s, wall_s)
@@ -248,7 +256,7 @@ def aggregate(
     by_field = {field: [fields[field] for fields in answered.values() if field in fields] for field in FIELDS}
 
     def total(field: str) -> float | None:
-        return sum(one.value for one in by_field[field]) if by_field[field] else None
+        return total_of(one.value for one in by_field[field]) if by_field[field] else None
 
     def worst(field: str) -> float | None:
         return max((one.value for one in by_field[field]), default=None)
@@ -286,5 +294,5 @@ def variance(throughputs: Sequence[float]) -> float | None:
     last = throughputs[-_FRAMES_FOR_VARIANCE:]
     if len(last) < _FRAMES_AT_LEAST:
         return None
-    mean = sum(last) / len(last)
+    mean = total_of(last) / len(last)
     return max(abs(one - mean) for one in last) / mean if mean else 0.0

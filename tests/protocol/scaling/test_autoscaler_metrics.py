@@ -181,6 +181,13 @@ def test_a_replica_without_a_critical_field_is_unknown_and_its_other_fields_coun
     assert frame.field_coverage["gen_throughput"] == 0.5 and not frame.is_empty
 
 
+@pytest.mark.parametrize(("each", "count", "total"), [(0.1, 10, 1.0), (1e308, 2, math.inf)])
+def test_sums_are_the_same_on_every_python(each: float, count: int, total: float) -> None:
+    # sum([0.1] * 10) is 0.9999999999999999 up to Python 3.11 and 1.0 from 3.12 on, and evidence would differ with it.
+    replicas = {f"engine-{number}": {"gen_throughput": gauge(each)} for number in range(count)}
+    assert aggregate(replicas, (), 0, 0).total_throughput == total
+
+
 def test_an_idle_zero_is_not_the_same_as_nothing() -> None:
     idle = aggregate({"a": {name: gauge(0) for name in CRITICAL}}, (0.0, 0.0), 0, 0)
     assert idle.avg_token_usage == 0.0 and idle.throughput_variance == 0.0 and idle.unknown_engines == ()
