@@ -333,9 +333,9 @@ class StorageModel(SpecModel):
 
 EngineKindName = Literal["sglang", "sglang-cpu", "emulated"]
 
-_FOLLOWS_COUNTS = re.compile(r"steps\.[^.]+\.(with\.num_replicas|when\.(from_s|where\.(actor|replica|target)))")
-"""Keys of steps that ``real.set`` may change: how many replicas there are, what the last of them is called, and from
-when on an event of it counts."""
+_FOLLOWS_COUNTS = re.compile(r"steps\.[^.]+\.(with\.num_replicas|when\.(from_s|where\.(actor|replica|target|running)))")
+"""Keys of steps that ``real.set`` may change: how many replicas there are, what the last of them is called, from when
+on an event of it counts, and how busy it must be (in real time requests end while a fault is on its way)."""
 
 
 class RealModel(SpecModel):
@@ -365,7 +365,8 @@ class RealModel(SpecModel):
                 if key.split(".")[0] in ("steps", "real", "name", "seed"):
                     raise PydanticCustomError(
                         "real_set", "{key} cannot be changed under 'set'; it may shrink the workload, the topology and "
-                        "the num_replicas that a step asks for, and say which replica a step waits for, from when on",
+                        "the num_replicas that a step asks for, and say which replica a step waits for, from when on, "
+                        "how busy",
                         {"key": repr(key)},
                     )  # fmt: skip
         return value
