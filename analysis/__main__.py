@@ -28,10 +28,10 @@ from analysis.rundir import RunDir, atomic_file, write_atomic
 from analysis.schema import schema_page
 from analysis.sequence import as_svg, as_text
 from analysis.tables import TABLES, rows
-from analysis.verdict import BAD_INPUT, Verdict, differences, judge_run
+from analysis.verdict import BAD_INPUT, EXIT_CODES, Verdict, differences, judge_run
 
 _COLOURS = {"pass": "green", "fail": "bold red", "inconclusive": "yellow"}
-NO_VERDICT = 3
+NO_VERDICT = EXIT_CODES["inconclusive"]
 RUN = click.argument("run", type=click.Path(path_type=pathlib.Path))
 
 

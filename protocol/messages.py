@@ -129,25 +129,6 @@ class GenerateResult:
     attempts: int = 1
     """Filled in by the gateway: how many times the request was sent to a replica."""
 
-    def named(self, request_id: str) -> GenerateResult:
-        """The same answer under another id."""
-        return GenerateResult(
-            request_id,
-            self.finish_reason,
-            self.prompt_tokens,
-            self.completion_tokens,
-            self.cached_tokens,
-            self.weight_version,
-            self.spans,
-            self.num_retractions,
-            self.queue_time_s,
-            self.ttft_s,
-            self.e2e_latency_s,
-            self.engine,
-            self.engine_incarnation,
-            self.attempts,
-        )
-
 
 @message
 class ForwardRequest:

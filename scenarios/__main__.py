@@ -38,11 +38,7 @@ class _Said(click.ParamType):
 
 
 _SETS = click.option(
-    "--set",
-    "changes",
-    multiple=True,
-    metavar="KEY=VALUE",
-    help="Change a key, as in seed=3 or steps.0.at_s=5.",
+    "--set", "changes", multiple=True, metavar="KEY=VALUE", help="Change a key, as in seed=3 or steps.0.at_s=5."
 )
 _JSON = click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
 _SEED = click.option("--seed", type=click.IntRange(0, 2**63 - 1), help="Instead of the scenario's own.")

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol
 
 from protocol.evidence import Event
 from scenarios.load import Scenario
-from scenarios.steps import SELECTORS, EventModel, StepModel, TargetModel
+from scenarios.steps import SELECTORS, StepModel, TargetModel, WhenModel
 
 NS = 1_000_000_000
 
@@ -96,14 +96,13 @@ class InjectorPort(Protocol):
 class _Armed:
     """A step and how far it is."""
 
-    __slots__ = ("index", "step", "seen", "off", "opened", "state")
+    __slots__ = ("index", "step", "seen", "off", "state")
 
     def __init__(self, index: int, step: StepModel) -> None:
         self.index = index
         self.step = step
         self.seen = 0
         self.off: Callable[[], None] | None = None
-        self.opened = step.when is None or step.when.after is None  # the event that it comes after has been
         self.state = "waiting"  # for its event; then "due" at a time, then "fired"
 
 
@@ -143,12 +142,23 @@ class Injector:
         when = armed.step.when
         assert when is not None
         counts_from = self._port.now_ns() + round(when.from_s * NS)
+        after = when.after
+        if after is None:
+            self._await(armed, when, counts_from)
+            return
+
+        def see(event: Event) -> None:
+            if not self._over and _matches(event, after.where):
+                off()
+                self._await(armed, when, counts_from)
+
+        armed.off = off = self._port.hook(after.event, see, where=after.where, from_ns=0, wait=False)
+
+    def _await(self, armed: _Armed, when: WhenModel, counts_from: int) -> None:
         held = when.phase == "before" and not armed.step.after_s
 
         def see(event: Event) -> None:
             if armed.state != "waiting" or self._over or event.t_ns < counts_from or not _matches(event, when.where):
-                return
-            if not armed.opened:
                 return
             if not _of_service(event, armed.step.target):
                 return
@@ -164,16 +174,6 @@ class Injector:
                 self._due(armed, event.t_ns + round(armed.step.after_s * NS), event)
 
         armed.off = self._port.hook(when.event, see, where=when.where, from_ns=counts_from, wait=held)
-        if when.after is not None:
-            self._open(armed, when.after)
-
-    def _open(self, armed: _Armed, after: EventModel) -> None:
-        def see(event: Event) -> None:
-            if _matches(event, after.where):
-                armed.opened = True
-                off()
-
-        off = self._port.hook(after.event, see, where=after.where, from_ns=0, wait=False)
 
     def _due(self, armed: _Armed, t_ns: int, trigger: Event | None) -> None:
         armed.state = "due"

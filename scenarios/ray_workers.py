@@ -66,7 +66,7 @@ def check_address(address: str) -> None:
     if address == "auto":
         return
     if problem := head_problem(address):
-        raise BadInput(f"--ray {address}: {problem}")
+        raise BadInput(f"--ray {address}: {problem}; 'auto' takes the cluster of this machine")
 
 
 @contextlib.contextmanager

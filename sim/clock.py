@@ -86,6 +86,10 @@ class Clock(simpy.Environment):
         return entry
 
     def call_after(self, delay_ns: int, fn: Callable[..., object], *args: Any, background: bool = False) -> Entry:
+        return self.post(delay_ns, fn, args, background)
+
+    def post(self, delay_ns: int, fn: Callable[..., object], args: tuple[Any, ...], background: bool) -> Entry:
+        """:meth:`call_after` for messages, whose arguments are packed already."""
         entry = _new_entry(Entry)
         entry.clock = self
         entry.fn = fn
@@ -93,15 +97,6 @@ class Clock(simpy.Environment):
         entry.background = background
         _heappush(self._queue, (self._now + delay_ns, NORMAL, next(self._eid), entry))
         return entry
-
-    def post(self, delay_ns: int, fn: Callable[..., object], args: tuple[Any, ...], background: bool) -> None:
-        """:meth:`call_after` of what is never taken back, for messages: nothing is packed again."""
-        entry = _new_entry(Entry)
-        entry.clock = self
-        entry.fn = fn
-        entry.args = args
-        entry.background = background
-        _heappush(self._queue, (self._now + delay_ns, NORMAL, next(self._eid), entry))
 
     def next_number(self) -> int:
         """A place in the order of equal times, to be used later by :meth:`call_in_place`."""

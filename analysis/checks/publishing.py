@@ -98,7 +98,7 @@ class NoUpdateUnderLease(Check):
         self._calls = GateCalls(self._fleet)
         self._leases: dict[str, list[Event]] = {}  # gate -> grants that nobody has settled, oldest first
         self._turns: dict[str, Event | None] = {}  # open turn -> where it was accepted last, while it runs
-        self._running: dict[str, dict[str, list[Event]]] = {}  # service -> turn that runs -> where it was accepted
+        self._running: dict[str, dict[str, Event]] = {}  # service -> turns that run
 
     def handlers(self) -> dict[str, Handler]:
         return {
@@ -142,7 +142,7 @@ class NoUpdateUnderLease(Check):
                 return
         running = self._running.get(service)
         if running:
-            request, (accepted, *_) = next(iter(running.items()))
+            request, accepted = next(iter(running.items()))
             self._seen(event, f"{update} while turn {request} ran on {accepted.actor}", accepted)
 
     def _seen(self, update: Event, text: str, earlier: Event) -> None:
@@ -174,22 +174,16 @@ class NoUpdateUnderLease(Check):
         place = self._fleet.by_replica.get(event.actor)
         if place is not None and request in self._turns:
             self._turns[request] = event
-            self._running.setdefault(place.service, {}).setdefault(request, []).append(event)
+            self._running.setdefault(place.service, {})[request] = event
 
     def _on_refused(self, event: Event) -> None:
+        name = event.data["request"]
+        request = self.ledger.requests.get(name)
+        if request is None or request.is_running():
+            return  # what stands in front of a real engine saw two of one id go in, and the first goes on
         place = self._fleet.by_replica.get(event.actor)
-        # What stands in front of a real engine sees a turn go in before it can see it refused (a simulated engine says
-        # only that it refused). The latest there: of two with one id, the first goes on running.
-        if place is None or self.ledger.world != "real":
-            return
-        running = self._running.get(place.service, {})
-        accepted = running.get(event.data["request"], [])
-        for earlier in reversed(accepted):
-            if (earlier.actor, earlier.inc) == (event.actor, event.inc):
-                accepted.remove(earlier)
-                break
-        if not accepted and running.pop(event.data["request"], None) is not None:
-            self._turns[event.data["request"]] = None
+        if place is not None and self._running.get(place.service, {}).pop(name, None) is not None:
+            self._turns[name] = None
 
     def _on_finished(self, event: Event) -> None:
         place = self._fleet.by_replica.get(event.actor)
@@ -201,10 +195,8 @@ class NoUpdateUnderLease(Check):
         place = self._fleet.by_replica.get(event.actor)
         if place is not None:
             running = self._running.get(place.service, {})
-            for request, accepted in list(running.items()):
-                running[request] = [other for other in accepted if other.actor != event.actor]
-                if not running[request]:
-                    del running[request]
+            for request in [name for name, accepted in running.items() if accepted.actor == event.actor]:
+                del running[request]
 
     def observed(self) -> str:
         return f"{self.judged} updates, {self.violations} under a lease or a running turn"

@@ -114,7 +114,7 @@ class Entrypoint:
             raise
         finally:
             await self._settle(gate, lease, receipt)
-        return TurnResult(result.named(lease.request_id), lease.model_step, me)
+        return TurnResult(dataclasses.replace(result, request_id=lease.request_id), lease.model_step, me)
 
     async def _forward(self, request: GenerateRequest) -> GenerateResult:
         if self._aborting:

@@ -263,6 +263,7 @@ def test_an_update_after_the_refusal_of_a_turn(world: str, times: int, expected:
     # A real engine is seen to accept what it then refuses; of two with one id it refuses the second.
     h = Published(world=world)
     h("turn.sent", request="r1", session="x", service="s")
+    h.sent("r1")
     for _ in range(times):
         h.accepted("r1", at="s-0/0")
     h("engine.refused", at="s-0/0", request="r1", status=400, why="too long")
