@@ -2,8 +2,9 @@
 
 ``<folder>/faults/table.json`` holds what is in force and which event kinds are breakpoints. The injector replaces it
 atomically; a reader stats it at each look and reads it again when it has changed. A hit is a file that is created with
-O_EXCL, so that of many processes exactly ``count`` have one; healing renames the folder of a fault's hits away, so that
-from then on nobody has any. All of that survives a SIGKILL at any instruction.
+O_EXCL, so that of many processes exactly ``count`` have one. Healing renames the folder of a fault's hits away and
+waits for those that are just taking one (they hold a lock of it): from then on nobody has any. All of that survives a
+SIGKILL at any instruction.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import json
 import os
 import pathlib
 import random
+import time
 import urllib.parse
 from collections.abc import Callable, Iterator
 from fnmatch import fnmatchcase
@@ -146,23 +148,20 @@ class FaultTable:
         Returns:
             False: the fault is spent or healed, and must have no effect.
         """
-        folder = _hits(self._folder, standing.number)
-        if once is not None:
-            with contextlib.suppress(FileNotFoundError):
-                if not _create(os.path.join(folder, "met-" + urllib.parse.quote(once, safe=""))):
-                    return True
-        taken = self._next.get(standing.number, 0)
-        while standing.limit is None or taken < standing.limit:
-            try:
-                mine = _create(os.path.join(folder, str(taken)))
-            except FileNotFoundError:
+        with _locked(_hits(self._folder, standing.number)) as folder:
+            if folder is None:
                 return False  # healed
-            taken += 1
-            self._next[standing.number] = taken
-            if mine:
-                self._emit("fault.hit", fault=standing.number, what=what, count=taken)
+            if once is not None and not _create("met-" + urllib.parse.quote(once, safe=""), folder):
                 return True
-        return False
+            taken = self._next.get(standing.number, 0)
+            mine = False
+            while not mine and (standing.limit is None or taken < standing.limit):
+                mine = _create(str(taken), folder)
+                taken += 1
+            self._next[standing.number] = taken
+        if mine:  # not under the lock: a breakpoint may hold whoever emits
+            self._emit("fault.hit", fault=standing.number, what=what, count=taken)
+        return mine
 
     def chosen(self, standing: Standing) -> bool:
         """Whether a fault with a ``chance`` befalls this one."""
@@ -212,8 +211,25 @@ class TableWriter:
         """It is not any more; nobody can claim a hit when this has returned. Idempotent."""
         if self._faults.pop(number, None) is None:
             return
-        os.rename(_hits(self.folder, number), _healed(self.folder, number))
+        hits = _hits(self.folder, number)
+        folder = os.open(hits, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.rename(hits, _healed(self.folder, number))
+            self._wait_for_claims(folder)
+        finally:
+            os.close(folder)
         self._write()
+
+    @staticmethod
+    def _wait_for_claims(folder: int) -> None:
+        deadline = time.monotonic() + 1  # not for ever: one of them may be stopped
+        while time.monotonic() < deadline:
+            try:
+                fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                time.sleep(0.001)
+            else:
+                return
 
     def hits(self, number: int) -> int:
         """How many hits a fault has had, healed or not."""
@@ -259,10 +275,26 @@ def befalls(pattern: str, name: str, node: str) -> bool:
     return fnmatchcase(name, pattern) or fnmatchcase(node, pattern)
 
 
-def _create(path: str) -> bool:
-    """Create a file; False when it is there. Raises FileNotFoundError: there is no such folder."""
+@contextlib.contextmanager
+def _locked(path: str) -> Iterator[int | None]:
+    """The folder of a fault's hits, open, while whoever heals it waits; None when it is healed."""
     try:
-        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644))
+        folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    except FileNotFoundError:
+        yield None
+        return
+    try:
+        fcntl.flock(folder, fcntl.LOCK_SH)
+        # It may have been renamed between the open and the lock. It can be after this look, but then its healer waits.
+        yield folder if os.path.exists(path) else None
+    finally:
+        os.close(folder)
+
+
+def _create(name: str, folder: int) -> bool:
+    """Create a file in an open folder; False when it is there."""
+    try:
+        os.close(os.open(name, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644, dir_fd=folder))
     except FileExistsError:
         return False
     return True

@@ -28,7 +28,7 @@ from analysis.rundir import (
 )
 from analysis.verdict import judge, judge_run
 from analysis.writer import JsonlWriter
-from protocol.evidence import KINDS, Event, UndeclaredEvent
+from protocol.evidence import KINDS, Event, UndeclaredEvent, decode, encode
 from tests.analysis.history import History
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -261,6 +261,14 @@ def test_judging_a_stream_equals_judging_its_file(
         for event in events:
             writer.record(event)
     assert judge(events).as_json() == judge(EventReader(path)).as_json()
+
+
+def test_an_object_comes_back_in_its_own_order() -> None:
+    plain = {"int": 0, "float": 0.0, "str": "", "bool": True, "json": {"b": 1, "a": {"d": 2, "c": 3}}}
+    for name, kind in KINDS.items():
+        data = {field: plain[type_.removesuffix("?")] for field, (type_, _) in kind.fields.items()}
+        back = decode(encode(Event(0, 0, name, "p", 1, 0, 0, None, data))).data
+        assert repr(back) == repr(data)
 
 
 def test_json_that_is_nested_without_end_is_bad_input(tmp_path: pathlib.Path) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import pathlib
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -13,6 +15,7 @@ import pytest
 from protocol.evidence import decode
 from real.census import Census, OwnCard
 from real.evidence import ProcessLog
+from real.faults import table
 from real.faults.table import Armed, Standing, TableWriter
 from tests.real.local_ray import environment
 from tests.real.run_command import until
@@ -56,6 +59,55 @@ def test_nobody_has_a_hit_after_the_healing(tmp_path: pathlib.Path) -> None:
         (tmp_path / "enough").touch()
         met = [int(one.communicate(timeout=60)[0]) for one in running]
     assert sum(met) == hits == writer.hits(1)
+
+
+def test_a_healing_waits_for_who_is_just_taking_a_hit(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer = TableWriter(str(tmp_path))
+    writer.put(Standing(1, "reply_lost", {"count": None}))
+    log = ProcessLog(str(tmp_path), "p", 1, 0)
+    (fault,) = log.faults.active("reply_lost")
+    healing = threading.Thread(target=writer.withdraw, args=(1,))
+    create = table._create
+
+    def create_while_it_is_healed(name: str, folder: int) -> bool:
+        healing.start()
+        until((tmp_path / "faults/hits/1.healed").exists, 10)
+        healing.join(0.05)
+        assert healing.is_alive()
+        return create(name, folder)
+
+    monkeypatch.setattr(table, "_create", create_while_it_is_healed)
+    assert log.faults.claim(fault, "r")
+    healing.join(10)
+    assert not healing.is_alive() and writer.hits(1) == 1
+    assert not log.faults.claim(fault, "r") and writer.hits(1) == 1
+
+
+def test_nobody_has_a_hit_who_came_to_its_lock_after_the_healing(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = TableWriter(str(tmp_path))
+    writer.put(Standing(1, "reply_lost", {"count": None}))
+    log = ProcessLog(str(tmp_path), "p", 1, 0)
+    (fault,) = log.faults.active("reply_lost")
+    lock = fcntl.flock
+
+    def heal_first(folder: int, how: int) -> None:
+        if how == fcntl.LOCK_SH:
+            writer.withdraw(1)
+        lock(folder, how)
+
+    monkeypatch.setattr(fcntl, "flock", heal_first)
+    assert not log.faults.claim(fault, "r")
+    assert writer.hits(1) == 0 and counts(tmp_path) == []
+
+
+def test_a_stopped_process_does_not_stop_a_healing(tmp_path: pathlib.Path) -> None:
+    writer = TableWriter(str(tmp_path))
+    writer.put(Standing(1, "reply_lost", {"count": None}))
+    with table._locked(str(tmp_path / "faults/hits/1")):
+        writer.withdraw(1)
+    assert not list(ProcessLog(str(tmp_path), "p", 1, 0).faults.active("reply_lost"))
 
 
 def test_a_budget_is_spent_once_by_all(tmp_path: pathlib.Path) -> None:
