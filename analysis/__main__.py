@@ -71,12 +71,14 @@ def verdict(run: pathlib.Path, as_json: bool) -> None:
     unverified = require_unchanged(directory)
     reached = judge_run(directory)
     compared = differences(reached, read_json(directory.verdict)) if directory.verdict.exists() else None
+    if unverified and reached.result == "pass":  # of bytes that anybody may have changed
+        reached = reached._replace(result="inconclusive", note=unverified)
     if as_json:
         click.echo(json.dumps(reached.as_json(), indent=2, sort_keys=True))
     else:
         print_verdict(reached, directory.info().scenario)
-    for line in [unverified] if unverified else []:
-        click.echo(line, err=True)
+    if unverified:
+        click.echo(unverified, err=True)
     for line in compared or []:
         click.echo(f"differs from {directory.verdict}: {line}", err=True)
     if compared is None:

@@ -77,15 +77,16 @@ def pytest_configure(config: pytest.Config) -> None:
 def group_of(item: pytest.Item) -> str | None:
     """Which tests share a process where several run side by side (``-n 3 --dist loadgroup``); None: any of them.
 
-    ``ray``: those of one Ray that they share; ``clusters``: those whose runs have clusters of their own;
-    ``sglang_cpu``: genuine engines; others of the real world by file, for the servers that they share. All of these
+    ``ray``: those of one Ray that they share; ``clusters``: those whose runs have clusters of their own; those with
+    genuine engines, and others of the real world, by file, for the engines and servers that they share. All of these
     wait more than they compute: for processes, time-outs and Ray.
     """
     if item.get_closest_marker("own_cluster"):
         return "clusters"
-    for name in ("sglang_cpu", "ray"):
-        if item.get_closest_marker(name):
-            return name
+    if item.get_closest_marker("sglang_cpu"):
+        return f"sglang_cpu_{item.path.stem}"
+    if item.get_closest_marker("ray"):
+        return "ray"
     return item.path.stem if "/tests/real/" in item.path.as_posix() else None
 
 

@@ -273,5 +273,23 @@ def test_absent_need_is_a_counted_skip_or_a_failure_where_required(
     assert ("not run because shared is absent: 1 tests" in done.stdout) is ("skipped" in outcome)
 
 
+def test_tests_of_a_group_share_a_process(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "test_many.py").write_text(
+        "import os, pathlib, pytest\n"
+        "@pytest.mark.own_cluster\n"
+        "@pytest.mark.parametrize('number', range(16))\n"
+        "def test_one(number):\n"
+        "    pathlib.Path(__file__).with_name(os.environ['PYTEST_XDIST_WORKER']).touch()\n",
+        encoding="utf-8",
+    )
+    command = [sys.executable, "-m", "pytest", "-p", "tests.conftest", "-p", "no:cacheprovider", "-c", "pyproject.toml"]
+    done = subprocess.run(
+        [*command, "-m", "own_cluster", "-n", "2", "--dist", "loadgroup", str(tmp_path)],
+        cwd=ROOT, capture_output=True, text=True, timeout=60,
+        env={name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")},
+    )  # fmt: skip
+    assert done.returncode == 0 and len(list(tmp_path.glob("gw*"))) == 1, done.stdout + done.stderr
+
+
 def _canonical(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()

@@ -81,6 +81,15 @@ def test_a_stored_verdict_that_differs_is_told(tmp_path: pathlib.Path) -> None:
     assert "did not end by itself" in result.stderr
 
 
+def test_a_run_without_its_manifest_does_not_pass(passing: RunDir) -> None:
+    assert cli("verdict", passing.path).exit_code == 0
+    passing.manifest.unlink()
+    result = cli("verdict", passing.path)
+    assert result.exit_code == 3 and "its bytes cannot be verified" in result.stderr
+    stored = json.loads(cli("verdict", passing.path, "--json").stdout)
+    assert stored["result"] == "inconclusive" and "its bytes cannot be verified" in stored["note"]
+
+
 @pytest.mark.parametrize("stored", [b"\xff", b"{", b"[" * 100_000, b'{"events":' + b"9" * 5000 + b"}", None])
 def test_a_stored_verdict_that_is_none_is_refused_before_anything_is_printed(
     passing: RunDir, stored: bytes | None
