@@ -1,11 +1,13 @@
 """``scale_10k`` at several sizes: how time and memory grow with the number of requests.
 
-    python -m tests.bench.scale [REQUESTS ...]        default: 10000 100000 1000000
+    python -m tests.bench.scale [--replicas N] [REQUESTS ...]        default: 10000 100000 1000000
 
-Each size is a process of its own. Full evidence goes to a file (deleted afterwards), and the judge folds it live. The
-cost of a request is the processor time of the workload's phase, from the first request to the last answer, over the
-requests; putting 10,000 replicas up and taking them down is stated beside it, for it does not depend on them. Prints
-one line of JSON a size, and last the growth from the first size to the last. Exit code 1: a run did not pass.
+Four requests a second for each of 10,000 replicas, or of N. A fleet must fill first: 10,000 requests to 10,000 replicas
+are over in a quarter of a second, before any replica has a second one to batch with it, and cost less for that. Each
+size is a process of its own. Full evidence goes to a file (deleted afterwards), and the judge folds it live. The cost of
+a request is the processor time of the workload's phase, from the first request to the last answer, over the requests;
+putting the replicas up and taking them down is stated beside it, for it does not depend on them. Prints one line of JSON
+a size, and last the growth from the first size to the last. Exit code 1: a run did not pass.
 """
 
 from __future__ import annotations
@@ -20,18 +22,31 @@ from time import perf_counter, process_time  # bound now: inside a run the modul
 from typing import Any
 
 from analysis.verdict import Judge
-from scenarios.load import load
+from scenarios.load import Scenario, load
 from scenarios.runner import preregistered
 from scenarios.sim_world import SimStage
 from tests.bench.ours import Stopwatch
 
 SIZES = (10_000, 100_000, 1_000_000)
+REPLICAS = 10_000
 
 
-def measure(requests: int) -> dict[str, Any]:
-    """Run ``scale_10k`` with that many requests, in this process."""
+def scenario_of(requests: int, replicas: int) -> Scenario:
+    """``scale_10k`` with everything in proportion to its replicas."""
+    parts = max(1, 32 * replicas // REPLICAS)
+    changes = [
+        f"topology.nodes={-(-replicas // 8)}", f"topology.services.fleet.initial_replicas={replicas}",
+        f"topology.services.fleet.gateways={parts}", f"workload.clients={parts}",
+        f"workload.arrivals.poisson.rate_per_s={4 * replicas}", f"workload.requests={requests}",
+        "limits.time_limit_s=100000",
+    ]  # fmt: skip
+    return load("scale_10k", changes)
+
+
+def measure(requests: int, replicas: int) -> dict[str, Any]:
+    """Run it with that many requests, in this process."""
     begun = perf_counter()
-    scenario = load("scale_10k", [f"workload.requests={requests}"])
+    scenario = scenario_of(requests, replicas)
     judge = Judge(preregistered(scenario))
     with tempfile.TemporaryDirectory() as folder:
         with open(pathlib.Path(folder) / "events.jsonl", "xb", buffering=0) as evidence:
@@ -44,6 +59,7 @@ def measure(requests: int) -> dict[str, Any]:
     marks = stopwatch.marks
     began, ended = marks["workload"], marks["steps"]
     return {
+        "replicas": replicas,
         "requests": requests,
         "result": verdict.result,
         "failed": [f"{row.name}: {row.explain}" for row in verdict.failed()] if verdict.result != "pass" else [],
@@ -62,15 +78,21 @@ def measure(requests: int) -> dict[str, Any]:
 
 
 def main(arguments: list[str]) -> int:
-    if arguments[:1] == ["--one"] and len(arguments) == 2 and arguments[1].isdigit():
-        print(json.dumps(measure(int(arguments[1]))))
-        return 0
-    if not all(size.isdigit() and int(size) for size in arguments):
-        print("usage: python -m tests.bench.scale [REQUESTS ...]", file=sys.stderr)
+    one = arguments[:1] == ["--one"]
+    words = arguments[1:] if one else arguments
+    replicas = REPLICAS
+    if words[:1] == ["--replicas"] and len(words) > 1 and words[1].isdigit() and int(words[1]):
+        replicas, words = int(words[1]), words[2:]
+    if not all(size.isdigit() and int(size) for size in words):
+        print("usage: python -m tests.bench.scale [--replicas N] [REQUESTS ...]", file=sys.stderr)
         return 2
+    sizes = [int(size) for size in words] or list(SIZES)
+    if one:
+        print(json.dumps(measure(sizes[0], replicas)))
+        return 0
     rows = []
-    for size in [int(size) for size in arguments] or SIZES:
-        command = [sys.executable, "-m", "tests.bench.scale", "--one", str(size)]
+    for size in sizes:
+        command = [sys.executable, "-m", "tests.bench.scale", "--one", "--replicas", str(replicas), str(size)]
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
         if done.returncode:
             return 1

@@ -38,7 +38,7 @@ def arm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     yield on_ray(request.param, folder)
 
 
-AT_ONCE = {"emulated": 4, "sglang-cpu": 2}
+AT_ONCE = {"emulated": 4}
 """How many engines of an arm are asked side by side, else one: most facts wait, and emulated engines cost little."""
 
 
