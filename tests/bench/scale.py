@@ -4,10 +4,10 @@
 
 Four requests a second for each of 10,000 replicas, or of N. A fleet must fill first: 10,000 requests to 10,000 replicas
 are over in a quarter of a second, before any replica has a second one to batch with it, and cost less for that. Each
-size is a process of its own. Full evidence goes to a file (deleted afterwards), and the judge folds it live. The cost of
-a request is the processor time of the workload's phase, from the first request to the last answer, over the requests;
-putting the replicas up and taking them down is stated beside it, for it does not depend on them. Prints one line of JSON
-a size, and last the growth from the first size to the last. Exit code 1: a run did not pass.
+size is a process of its own. Full evidence goes to a file (deleted afterwards), and the judge folds it live. The cost
+of a request is the processor time of the workload's phase, from the first request to the last answer, over the
+requests; putting the replicas up and taking them down is stated beside it, for it does not depend on them. Prints one
+line of JSON a size, and last the growth from the first size to the last. Exit code 1: a run did not pass.
 """
 
 from __future__ import annotations
