@@ -78,7 +78,7 @@ def main(scenario: str, engine: str, runs: int, keep: pathlib.Path | None, optio
     """Run a scenario for real, several times in a row."""
     done: list[dict[str, Any]] = []
     # Short, because the paths of Ray's sockets have 107 bytes at most.
-    with tempfile.TemporaryDirectory(prefix="rr") as temporary:
+    with tempfile.TemporaryDirectory(prefix="") as temporary:
         for number in range(runs):
             result = one(scenario, engine, (keep or pathlib.Path(temporary)).resolve() / str(number), options)
             done.append(result)
