@@ -249,6 +249,9 @@ def test_lock_covers_the_dependencies() -> None:
 
 # ---- needs of tests ----
 
+ELSEWHERE = [sys.executable, "-m", "pytest", "-p", "tests.conftest", "-p", "no:cacheprovider", "-c", "pyproject.toml"]
+"""Tests in a folder of their own, as ours are run."""
+
 
 @pytest.mark.parametrize(
     ("ci", "require", "outcome"),
@@ -265,9 +268,8 @@ def test_absent_need_is_a_counted_skip_or_a_failure_where_required(
     environment.pop("PYTEST_ADDOPTS", None)  # of whoever runs these tests, not of that one
     if require is not None:
         environment["SEATRIAL_REQUIRE"] = require
-    command = [sys.executable, "-m", "pytest", "-p", "tests.conftest", "-p", "no:cacheprovider", "-c", "pyproject.toml"]
     done = subprocess.run(
-        [*command, str(tmp_path)], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60
+        [*ELSEWHERE, str(tmp_path)], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60
     )
     assert outcome in done.stdout.splitlines()[-1], done.stdout + done.stderr
     assert ("not run because shared is absent: 1 tests" in done.stdout) is ("skipped" in outcome)
@@ -282,9 +284,8 @@ def test_tests_of_a_group_share_a_process(tmp_path: pathlib.Path) -> None:
         "    pathlib.Path(__file__).with_name(os.environ['PYTEST_XDIST_WORKER']).touch()\n",
         encoding="utf-8",
     )
-    command = [sys.executable, "-m", "pytest", "-p", "tests.conftest", "-p", "no:cacheprovider", "-c", "pyproject.toml"]
     done = subprocess.run(
-        [*command, "-m", "own_cluster", "-n", "2", "--dist", "loadgroup", str(tmp_path)],
+        [*ELSEWHERE, "-m", "own_cluster", "-n", "2", "--dist", "loadgroup", str(tmp_path)],
         cwd=ROOT, capture_output=True, text=True, timeout=60,
         env={name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")},
     )  # fmt: skip

@@ -227,7 +227,7 @@ class TableWriter:
             try:
                 fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                time.sleep(0.001)
+                time.sleep(0.001)  # who has it creates one file; asking again at once would keep it from a core
             else:
                 return
 

@@ -109,7 +109,10 @@ def test_an_invariant_asked_for_must_have_judged() -> None:
         ({"answered_fraction": {}}, "'answered_fraction', key 'at_least': Field required"),
         ({"answered_fraction": {"at_least": 2}}, "key 'at_least': Input should be less than or equal to 1"),
         ({"answered_fraction": {"at_least": 1, "at_lest": 1}}, "unknown key 'at_lest'; known: at_least"),
-        ({"reached": {"event": "engine.redy", "within_s": 1}}, "'engine.redy' is unknown; did you mean 'engine.r"),
+        (
+            {"reached": {"event": "engine.redy", "within_s": 1}},
+            "event kind 'engine.redy' is unknown; did you mean 'engine.ready'?",
+        ),
         (
             {"reached": {"event": "engine.ready", "state": "ACTIVE", "within_s": 1}},
             "has no field 'state'; it has version",

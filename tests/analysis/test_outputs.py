@@ -140,7 +140,10 @@ def test_bad_input(passing: RunDir, tmp_path: pathlib.Path) -> None:
     for arguments, said in (
         (("verdict", tmp_path / "absent"), "no run directory (run.json is missing)"),
         (("table", passing.path, "--kind", "engine.ready"), "--kind goes with the table 'events'"),
-        (("table", passing.path, "--of", "events", "--kind", "x"), "event kind 'x' is unknown; docs/evidence.md lists"),
+        (
+            ("table", passing.path, "--of", "events", "--kind", "x"),
+            "event kind 'x' is unknown; docs/evidence.md lists them all",
+        ),
         (("explain", passing.path, "--check", "x"), "--check 'x': no such check; known are run_finished"),
         (("explain", passing.path, "--svg", tmp_path / "no" / "x.svg"), "cannot be written"),
         (("table", passing.path, "--csv", tmp_path / "no" / "x.csv"), "cannot be written"),

@@ -1,6 +1,6 @@
 """A small HTTP server with the routes of an engine, for tests of what stands in front of one. No model, no Ray.
 
-``python stub_engine.py --port N [--load-s S] [--fail] ...``; other arguments are accepted and ignored.
+``python stub_engine.py --port N [--silent-s S] [--load-s S] [--fail] ...``; other arguments are accepted and ignored.
 A request of n tokens takes n milliseconds.
 """
 
@@ -10,6 +10,7 @@ import argparse
 import asyncio
 import json
 import sys
+import time
 from typing import Any
 
 from aiohttp import web
@@ -111,11 +112,13 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--weight-version", "--weights-version", default="default")
+    parser.add_argument("--silent-s", type=float, default=0.0)
     parser.add_argument("--load-s", type=float, default=0.2)
     parser.add_argument("--fail", action="store_true")
     options, _ = parser.parse_known_args()
     if options.fail:
         sys.exit("stub: the model is not there")
+    time.sleep(options.silent_s)
     stub = Stub(options.weight_version)
     app = web.Application(client_max_size=1 << 28)
     app.router.add_post("/generate", stub.generate)

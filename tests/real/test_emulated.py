@@ -275,7 +275,8 @@ def test_the_next_turn_of_a_conversation_finds_the_last_one_in_the_cache(engine:
 
 
 def test_a_chat_stream_gives_the_same_text_in_pieces(engine: Emulated) -> None:
-    asked = {"messages": HELLO, "max_tokens": 30, "ignore_eos": True, "stream_options": {"include_usage": True}}
+    # So many tokens that there are pieces enough on a busy machine, where several tokens come in one.
+    asked = {"messages": HELLO, "max_tokens": 300, "ignore_eos": True, "stream_options": {"include_usage": True}}
 
     async def body(client: Client) -> tuple[list[str], str]:
         events = [event async for event in client.events("/v1/chat/completions", asked)]
@@ -285,10 +286,10 @@ def test_a_chat_stream_gives_the_same_text_in_pieces(engine: Emulated) -> None:
     (first, *events, done), text = talk(engine, body)
     assert done == "[DONE]" and json.loads(first)["choices"][0]["delta"]["role"] == "assistant"
     *deltas, last, usage = [json.loads(event) for event in events]
-    assert len(deltas) > 1  # how many depends on what else the machine does
+    assert len(deltas) > 10
     assert "".join(event["choices"][0]["delta"]["content"] for event in deltas) == text
     assert last["choices"][0]["finish_reason"] == "length"
-    assert usage["choices"] == [] and usage["usage"]["completion_tokens"] == 30
+    assert usage["choices"] == [] and usage["usage"]["completion_tokens"] == 300
 
 
 def test_a_text_completion(engine: Emulated) -> None:

@@ -73,7 +73,7 @@ def test_an_engine_from_its_launch_to_its_end(tmp_path: pathlib.Path) -> None:
 
         async with asyncio.timeout(20):
             await look()
-        assert statuses <= {503, 200}  # 503 while it loads, if we looked in time
+        assert statuses == {503, 200}
 
         result = await client.generate(request(1, 30), connect_timeout_s=1.0, read_timeout_s=5.0)
         assert (result.request_id, result.finish_reason, result.prompt_tokens) == ("req-0000001", "length", 40)
@@ -92,7 +92,8 @@ def test_an_engine_from_its_launch_to_its_end(tmp_path: pathlib.Path) -> None:
         await ready(client)  # at the old address there is now a later incarnation, and its answers say so
         assert (await client.generate(request(3, 1))).engine_incarnation == 2
 
-    events = run_with_stubs(tmp_path, body)
+    # So long that on a busy machine, too, connecting is refused at first, and then 503 is seen.
+    events = run_with_stubs(tmp_path, body, "--silent-s", "1", "--load-s", "2")
     first = [event for event in kinds_of(events, "genrm-0") if event.inc == 1]
     assert [event.kind for event in first] == [
         "actor.spawned", "engine.started", "engine.ready", "engine.accepted", "engine.finished", "engine.accepted",

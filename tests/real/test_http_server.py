@@ -105,7 +105,7 @@ async def served(**settings: Any) -> AsyncIterator[Served]:
     server = HttpServer(handlers.routes, ServerSettings(**settings))
     host, port = await server.start()
     assert host == "127.0.0.1"
-    async with aiohttp.ClientSession() as session, asyncio.timeout(60):
+    async with aiohttp.ClientSession() as session, asyncio.timeout(20):
         try:
             yield Served(handlers, server, session, port)
         finally:
@@ -260,11 +260,11 @@ def test_connections_on_which_no_whole_head_comes_are_closed_and_others_are_serv
             dripping = [loop.create_task(drip(one, silent=number % 2 == 0)) for number, one in enumerate(slow)]
             waiting = loop.create_task(it.post("/wait"))  # longer than that, and with its head
             for _ in range(10):  # on a connection that is kept, idle for shorter
-                async with asyncio.timeout(5.0):
+                async with asyncio.timeout(1.0):
                     assert (await it.post("/echo", b"12345"))[0] == 200
                 await asyncio.sleep(0.2)
             took = await asyncio.gather(*dripping)
-            assert 0.5 < min(took) and max(took) < 10.0  # on a busy machine too
+            assert 0.5 < min(took) and max(took) < 2.0
             it.handlers.go_on.set()
             assert (await waiting)[0] == 200
 
