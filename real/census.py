@@ -12,6 +12,7 @@ import json
 import mmap
 import os
 import pathlib
+import signal
 import socket
 import struct
 import urllib.parse
@@ -19,6 +20,7 @@ from typing import Any, Final, Literal, NamedTuple
 
 _IN_FLIGHT: Final = struct.Struct("<q")
 _SIZE: Final = 4096
+_PF_EXITING: Final = 0x4  # include/linux/sched.h
 
 Role = Literal["actor", "engine", "driver"]
 
@@ -37,14 +39,14 @@ class ProcessCard(NamedTuple):
 
     @property
     def alive(self) -> bool:
-        """Whether the process exists and is no zombie."""
+        """Whether the process exists, is no zombie and has not begun to die."""
+        # The kernel gives pids again: the start time tells one process from the next. A dying process closes its
+        # connections before it becomes a zombie, so that its clients may know of its death sooner than its state.
         try:
-            text = pathlib.Path(f"/proc/{self.pid}/stat").read_text()
+            state, flags, born = _stat(self.pid)
+            return state not in "ZX" and born == self.born and not flags & _PF_EXITING and not _is_killed(self.pid)
         except (FileNotFoundError, ProcessLookupError):
             return False
-        fields = text.rpartition(")")[2].split()
-        # The kernel gives pids again: the start time tells one process from the next.
-        return fields[0] not in "ZX" and int(fields[19]) == self.born
 
 
 class OwnCard:
@@ -122,6 +124,19 @@ def _path(folder: str, name: str) -> pathlib.Path:
 def _born(pid: int) -> int:
     """Start time of a process in clock ticks since the machine's; 0 for one that has ended already."""
     try:
-        return int(pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+        return _stat(pid)[2]
     except (FileNotFoundError, ProcessLookupError):
         return 0
+
+
+def _stat(pid: int) -> tuple[str, int, int]:
+    """From /proc/PID/stat, by proc_pid_stat(5): letter of the state, flags, start time in clock ticks."""
+    fields = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return fields[0], int(fields[6]), int(fields[19])
+
+
+def _is_killed(pid: int) -> bool:
+    """Whether it has been sent SIGKILL, which from then on is pending for the whole process, to its end."""
+    status = pathlib.Path(f"/proc/{pid}/status").read_text()
+    pending = int(status.partition("ShdPnd:")[2].split(maxsplit=1)[0], 16)
+    return bool(pending >> (signal.SIGKILL - 1) & 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import os
 import pathlib
@@ -179,6 +180,28 @@ def test_a_card_tells_the_dead_from_the_living(tmp_path: pathlib.Path) -> None:
     card.in_flight = 9  # the dead incarnation's
     found = census.find("p/1")
     assert found is not None and (found.incarnation, found.in_flight, found.node) == (2, 0, "node-1")
+
+
+def test_a_process_that_dies_slowly_is_dead_from_its_kill_on(tmp_path: pathlib.Path) -> None:
+    # Its connections are closed, and its clients told, before it is a zombie: its tracer holds it between the two
+    # (PTRACE_O_TRACEEXIT of ptrace(2)), as a busy machine may.
+    dying = subprocess.Popen(["sleep", "60"])
+    try:
+        OwnCard(str(tmp_path), name="p", incarnation=1, role="actor", node="node-0", pid=dying.pid)
+        card = Census(str(tmp_path)).find("p")
+        seize, trace_exit = 0x4206, 0x40
+        ptrace = ctypes.CDLL(None, use_errno=True).ptrace
+        assert ptrace(seize, dying.pid, None, ctypes.c_void_p(trace_exit)) == 0, os.strerror(ctypes.get_errno())
+        assert card is not None and card.alive
+        dying.kill()
+        assert not card.alive
+        os.waitpid(dying.pid, 0)  # until it is held
+        assert pathlib.Path(f"/proc/{dying.pid}/stat").read_text().split()[2] == "t" and not card.alive
+        detach = 17
+        ptrace(detach, dying.pid, None, None)
+    finally:
+        dying.kill()
+        dying.wait()
 
 
 @pytest.mark.parametrize("what", ["emit", "look"])
