@@ -33,7 +33,7 @@ TERMINAL: Final[dict[Direction, tuple[str, ...]]] = {
 SUBMITTING: Final = "SUBMITTING"
 KEPT_HISTORY: Final = 1000
 _ATTEMPTS = 2  # of one submission, before the next evaluation takes it up again
-_NOT_SHOWN = ("key", "target", "cleanup", "uncertain")
+_NOT_SHOWN = ("key", "target", "timeout_s", "cleanup", "uncertain")
 Cleanup = Literal["true", "false", "unknown"]
 
 
@@ -52,6 +52,9 @@ class ScaleRequest:
     triggered_at: float
     target: ServiceTarget
     """Where it was sent: the service may have moved since."""
+    timeout_s: float | None = None
+    """Budget that it was sent with. The configuration may say another one since, but a key stands for one request: with
+    another body it would be a conflict, and the operation that was accepted under it would be nobody's."""
     status: str = SUBMITTING
     request_id: str | None = None
     cleanup: Cleanup = "unknown"
@@ -141,25 +144,26 @@ class ScaleRequests:
             metrics_snapshot=frame.snapshot(),
             triggered_at=port.wall_time(),
             target=target,
+            timeout_s=timeout_s,
         )
         self._state.pending.append(request)
         self._emit(request, "submitting")
-        await self._send(request, timeout_s)
+        await self._send(request)
 
-    async def follow(self, timeout_s: float | None) -> None:
+    async def follow(self) -> None:
         """Look after every open request: send again what may not have arrived, ask for the state of the rest."""
         for request in tuple(self._state.pending):
             if request.status == SUBMITTING:
-                await self._send(request, timeout_s)
+                await self._send(request)
             else:
                 await self._look(request)
 
     # --- submission ---
 
-    async def _send(self, request: ScaleRequest, timeout_s: float | None) -> None:
+    async def _send(self, request: ScaleRequest) -> None:
         body: dict[str, Any] = {"num_replicas": request.to_engines, "idempotency_key": request.key}
-        if timeout_s is not None and request.action == "scale_out":
-            body["timeout_secs"] = timeout_s
+        if request.timeout_s is not None and request.action == "scale_out":
+            body["timeout_secs"] = request.timeout_s
         for _ in range(_ATTEMPTS):
             try:
                 reply = await request.target.submit(request.action, body)

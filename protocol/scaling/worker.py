@@ -77,7 +77,7 @@ class Worker:
         if frame.taken_s != state.seen_frame_s:  # a frame that was seen already says nothing new of the time since
             state.streaks = advance_all(state.streaks, frame, self._rules, config, now_s)
             state.seen_frame_s = frame.taken_s
-        await self._requests.follow(config.scale_out_request_timeout_secs)
+        await self._requests.follow()
         current = self.current(frame)
         choice = decide(config, self._rules, frame, state.streaks, self._situation(current, frame))
         if not self.deciding or self._retired:

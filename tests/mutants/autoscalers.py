@@ -191,10 +191,10 @@ class BelievesReplays(ScaleRequests):
 class AdoptsInTwoWays(ScaleRequests):
     """Starts no cooldown for a request that was accepted when it was sent again."""
 
-    async def follow(self, timeout_s: float | None) -> None:
+    async def follow(self) -> None:
         state = self._state
         before = (state.last_action, state.last_action_s, state.last_action_at)
-        await super().follow(timeout_s)
+        await super().follow()
         state.last_action, state.last_action_s, state.last_action_at = before
 
 

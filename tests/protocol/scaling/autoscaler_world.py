@@ -54,6 +54,7 @@ class FakeService:
         self.submits: list[Any] = []
         self.posts: list[tuple[str, dict[str, Any]]] = []
         self.keys: dict[str, str] = {}
+        self.fingerprints: dict[str, dict[str, Any]] = {}
         self.operations: dict[str, dict[str, Any]] = {}
         self.reconciles: list[str] = []
         self.reconcile_cleans = True
@@ -80,6 +81,8 @@ class FakeService:
         if told is REFUSED:
             raise REFUSED
         key = body["idempotency_key"]
+        if self.fingerprints.setdefault(key, dict(body)) != body:
+            return ApiReply(409, {"error": "IDEMPOTENCY_CONFLICT", "detail": f"key {key!r} was used for another request"})
         operation = self.keys.setdefault(key, f"op-{len(self.keys)}")
         self.operations.setdefault(operation, {"status": "PENDING", "cleanup_required": False})
         if isinstance(told, SeatrialError):

@@ -56,6 +56,30 @@ def test_a_lost_answer_is_asked_for_again_under_the_same_key() -> None:
     play(body)
 
 
+@pytest.mark.parametrize(("before", "after"), [(300.0, 600.0), (300.0, None), (None, 600.0)])
+def test_what_is_sent_again_is_what_was_sent(before: float | None, after: float | None) -> None:
+    """A PATCH between a lost answer and the next attempt: another budget under the same key would be a conflict, and
+    the operation that was accepted would be followed by nobody."""
+
+    async def body(at: Stage) -> None:
+        at.genrm.submits = [LOST, LOST]
+        await asyncio.sleep(5.5)
+        assert (await at.api.patch_config({"scale_out_request_timeout_secs": after})).status == 200
+        await asyncio.sleep(5.5)
+        first, *others = [sent for _, sent in at.genrm.posts]
+        assert len(others) == 2 and all(sent == first for sent in others) and first.get("timeout_secs") == before
+        view = await at.view()
+        assert [one["request_id"] for one in view["pending_requests"]] == ["op-0"] and not await at.history()
+        assert view["last_scale_action"] == "scale_out" and view["total_scale_operations"] == 1
+        at.genrm.end("ACTIVE")
+        await asyncio.sleep(6)
+        at.genrm.posts.clear()
+        await asyncio.sleep(22)  # the cooldown is over, and the next request is another one: it has the new budget
+        assert [sent.get("timeout_secs") for _, sent in at.genrm.posts] == [after]
+
+    play(body, scale_out_request_timeout_secs=before)
+
+
 def test_a_replayed_terminal_state_proves_nothing() -> None:
     """M17: the replay says FAILED; only the status says whether it is clean."""
 
