@@ -72,7 +72,9 @@ class Front:
             auto_decompress=False,
             read_bufsize=1 << 20,
         )
-        self._generations = Generations(log, self._session, served, self.keep, in_flight_changed, tells_sampling)
+        self._generations = Generations(
+            log, self._session, served, traffic, self.keep, in_flight_changed, tells_sampling
+        )
         self._posts = Posts(log, self._session, served, storage, self._generations)
         # The caller's going away cancels the handler, never the exchange with the engine, which is a task of its own.
         self._web = web.Server(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
 
 import aiohttp
@@ -13,7 +13,9 @@ from aiohttp import web
 from real.engines import headers
 from real.engines.conversations import Conversations
 from real.engines.inbound import Inbound
+from real.engines.outgoing import Outgoing, Relay
 from real.engines.served import Ending, Served, ending_of
+from real.engines.traffic import Traffic
 from real.evidence import ProcessLog
 
 ROUTES = ("/generate", "/v1/chat/completions", "/v1/completions", "/v1/messages")
@@ -21,9 +23,6 @@ ROUTES = ("/generate", "/v1/chat/completions", "/v1/completions", "/v1/messages"
 # How SGLang notices that a client has gone (engines.md, pause / continue / abort); the front stands between the two.
 _STREAM_LOOK_S = 0.3
 _CHECK_S = 4.0
-
-Relay = Callable[[Inbound, web.StreamResponse], Awaitable[None]]
-"""Called before an answer leaves; it may hold it back, and it signs it."""
 
 
 class _Generation:
@@ -44,6 +43,7 @@ class Generations:
     Args:
         session: to the engine's private port.
         served: the weights it serves.
+        traffic: what may happen to the events of streams; to answers as a whole it happens in their ``Relay``.
         keep: runs a task of the front.
         changed: called with the number of those in flight.
         tells_sampling: record how each call is sampled.
@@ -54,6 +54,7 @@ class Generations:
         log: ProcessLog,
         session: aiohttp.ClientSession,
         served: Served,
+        traffic: Traffic,
         keep: Callable[[Coroutine[Any, Any, Any]], asyncio.Task[Any]],
         changed: Callable[[int], None],
         tells_sampling: bool = False,
@@ -61,6 +62,7 @@ class Generations:
         self._log = log
         self._session = session
         self._served = served
+        self._traffic = traffic
         self._keep = keep
         self._changed = changed
         self._tells_sampling = tells_sampling
@@ -87,23 +89,30 @@ class Generations:
         self.conversations.received(inbound.route, rid, inbound.body)
         generation = self._open[task] = _Generation(rid, streaming, accepted_s, self._served.epoch)
         self._changed(len(self._open))
+        outgoing: Outgoing | None = None
         try:
             content = {"Content-Type": "application/json"}
             async with self._session.post(inbound.route, data=inbound.body, headers=content) as answer:
                 if answer.status == 200 and answer.content_type == "text/event-stream":
-                    return await self._stream(inbound, answer, generation, relay)
-                body = await answer.read()
-                if answer.status == 200:
-                    document = json.loads(body)
-                    await self._finished(generation, ending_of(document))
-                    self.conversations.finished(rid, document)
+                    begun = web.StreamResponse(headers=_content_type(answer))
+                    outgoing = Outgoing(inbound, begun, relay, self._traffic, self._keep)
+                    await self._stream(answer, generation, outgoing)
                 else:
-                    self._refused(rid, answer.status, body.decode(errors="replace"))
-                response = web.Response(status=answer.status, body=body, headers=_content_type(answer))
+                    body = await answer.read()
+                    if answer.status == 200:
+                        document = json.loads(body)
+                        await self._finished(generation, ending_of(document))
+                        self.conversations.finished(rid, document)
+                    else:
+                        self._refused(rid, answer.status, body.decode(errors="replace"))
+                    response = web.Response(status=answer.status, body=body, headers=_content_type(answer))
         finally:
             self.conversations.finished(rid, None)
             del self._open[task]
             self._changed(len(self._open))
+        if outgoing is not None:
+            await outgoing.over()
+            return outgoing.response
         if relay is not None:
             response.headers[headers.HASHES] = json.dumps(self._served.hashes)
             await relay(inbound, response)
@@ -160,39 +169,23 @@ class Generations:
     def _refused(self, rid: str, status: int, why: str) -> None:
         self._log.answered(0, None, "engine.refused", request=rid, status=status, why=why[:1000])
 
-    async def _stream(
-        self, inbound: Inbound, answer: aiohttp.ClientResponse, generation: _Generation, relay: Relay | None
-    ) -> web.StreamResponse:
+    async def _stream(self, answer: aiohttp.ClientResponse, generation: _Generation, outgoing: Outgoing) -> None:
         """Relay server-sent events one by one; the end of the generation is recorded before the event that tells it."""
-        response = web.StreamResponse(headers=_content_type(answer))
         watch = StreamWatch()
-        heard = relay is not None
-        prepared = False
-        async for event in _events(answer.content):
+        async for event in _events(answer.content):  # to the end, which is observed though nobody hears it
             watch.look(event)
             if watch.refusal is not None:
                 self._refused(generation.rid, *watch.refusal)
             elif watch.ending is not None:
                 await self._finished(generation, watch.ending)
                 self.conversations.finished(generation.rid, watch.gathered)
-            if not heard:
-                continue  # the caller has gone, or was never there; the end is observed all the same
-            try:
-                if not prepared:
-                    prepared = True
-                    assert relay is not None
-                    await relay(inbound, response)
-                    await response.prepare(inbound.request)
-                if watch.done:
-                    # A comment to every reader of events but ours, whom it tells what the whole answer follows from.
-                    cause = headers.cause_text(self._log.latest)
-                    event = f": seatrial {cause} {self._log.lc}\n\n".encode() + event
-                await response.write(event)
-            except OSError:
-                heard = False
+            if watch.done:
+                # A comment to every reader of events but ours, whom it tells what the whole answer follows from.
+                cause = headers.cause_text(self._log.latest)
+                event = f": seatrial {cause} {self._log.lc}\n\n".encode() + event
+            await outgoing.send(event)
         if not watch.over:
             raise aiohttp.ClientPayloadError("the stream ended without its last event")
-        return response
 
 
 class StreamWatch:

@@ -1,6 +1,7 @@
 """What may happen to an HTTP message on its way, and to a page as it leaves an engine: where faults come in.
 
-The front asks its Traffic at two points of every call, and the client at one before it connects. This class lets
+The front asks its Traffic at two points of every call and for every part of a stream, and the client at one point
+before it connects. This class lets
 everything pass at once; `real.faults` has the one that looks at the faults in force.
 """
 
@@ -44,6 +45,11 @@ class Message(NamedTuple):
 class Traffic:
     """Lets every message pass. Methods may take their time (latency, delays, partitions)."""
 
+    @property
+    def plain(self) -> bool:
+        """Nothing may befall a message now. Asked for every event of a stream."""
+        return True
+
     async def destination(self, message: Message, address: EngineAddress) -> tuple[str, int]:
         """Client side, before connecting: the (host, port) to connect to."""
         return address.host, address.port
@@ -55,6 +61,9 @@ class Traffic:
     async def reply(self, message: Message) -> ReplyFate:
         """Front, when an answer (or the first part of a stream) is about to leave."""
         return "deliver"
+
+    async def part(self, message: Message) -> None:
+        """Front, when a further part of a stream is about to leave: it may be held up, and is not lost by itself."""
 
     def bad_answer(self, message: Message) -> str | None:
         """Client side, of an exchange byte for byte: what its answer shall be made (`protocol.bad_answers`), if bad."""

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from real.evidence import ProcessLog
 
 Leg = Literal["request", "reply", "control"]
-"""control: cancels and items of streams. They are held and delayed as others, but no fate befalls them."""
+"""control: cancels. They are held and delayed as others, but no fate befalls them; nor does one befall the items of
+streams, which cross as replies do."""
 Fate = Literal[
     "none", "request_lost", "reply_lost", "delayed", "error_now", "duplicated", "connect_timeout", "read_timeout"
 ]

@@ -35,6 +35,10 @@ class FaultyTraffic(Traffic):
         self._stale: dict[int, bytes] = {}  # by fault: the page that it shows
         self._hole: Blackhole | None = None
 
+    @property
+    def plain(self) -> bool:
+        return self._links.plain
+
     async def destination(self, message: Message, address: EngineAddress) -> tuple[str, int]:
         """Client side: a partition or latency holds up the handshake; under ``connect_timeout`` it goes nowhere."""
         if not self._links.plain:
@@ -61,6 +65,9 @@ class FaultyTraffic(Traffic):
             return "lose"
         await self._links.cross(passing, "reply")
         return "deliver"
+
+    async def part(self, message: Message) -> None:
+        await self._links.cross(_passing(message), "reply")
 
     def bad_answer(self, message: Message) -> str | None:
         return None if self._table.none_of(_BAD) else self._links.bad_answer(_passing(message))

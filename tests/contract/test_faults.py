@@ -378,6 +378,40 @@ class TestHttp:
 
         assert told(world.run(body), "fault.healed", "hits") == [(1,)]
 
+    def test_a_partition_holds_a_stream_that_is_under_way_and_the_engine_goes_on(self, world: FaultedArm) -> None:
+        async def body(backend: Any, faults: Faults) -> None:
+            counts: list[int] = []
+            reading = await _stream_under_way(backend, counts)
+            cut = faults.partition("driver", "engine-0")
+            await asyncio.sleep(0.5)  # what was on its way has arrived
+            before = list(counts)
+            await asyncio.sleep(3)
+            assert counts == before and before[-1] < 400 and not reading.done()
+            faults.repair(cut)
+            await reading
+            assert counts == sorted(counts) and counts[-1] == 400
+
+        events = world.run(body)
+        assert kinds(events, "engine.finished", "fault.healed") == ["engine.finished", "fault.healed"]
+        held = told(events, "call.fate", "fate", "source", "target")
+        assert set(held) == {("held", "engine-0", "driver")}
+        assert told(events, "fault.healed", "hits") == [(len(held),)]
+
+    def test_latency_moves_a_stream_that_is_under_way_and_does_not_stretch_it(self, world: FaultedArm) -> None:
+        async def body(backend: Any, faults: Faults) -> None:
+            counts: list[int] = []
+            reading = await _stream_under_way(backend, counts)
+            faults.inject("latency", link=("engine-0", "driver"), extra_s=2.0)
+            await asyncio.sleep(0.5)
+            before = list(counts)
+            await asyncio.sleep(0.5)
+            assert counts == before and before[-1] < 400
+            async with asyncio.timeout(20):  # one event after the other would take minutes
+                await reading
+            assert counts == sorted(counts) and counts[-1] == 400
+
+        world.run(body)
+
 
 class TestStorage:
     def test_a_slow_export_takes_its_time(self, world: FaultedArm) -> None:
@@ -555,6 +589,19 @@ class TestPlacement:
 
 async def _result(call: Any) -> Any:
     return await call
+
+
+async def _stream_under_way(backend: Any, counts: list[int]) -> asyncio.Future[None]:
+    """A stream of 400 tokens of which the first have arrived; ``counts`` grows as the others do."""
+    client = await ready_engine(backend)
+
+    async def read() -> None:
+        async for count in client.stream(request(1, 400)):
+            counts.append(count)
+
+    reading = asyncio.ensure_future(read())
+    await until(lambda: counts)
+    return reading
 
 
 async def _flush(client: Any) -> Any:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import json
 import pathlib
 import socket
 import time
+from collections.abc import AsyncIterator
 from typing import Any
 
 import aiohttp
@@ -13,8 +16,51 @@ from aiohttp import web
 
 from real.engines.front import Front
 from real.engines.served import Served
-from real.engines.traffic import Traffic
+from real.engines.traffic import Message, Traffic
 from real.evidence import ProcessLog
+from tests.real.engine_world import until
+
+
+@contextlib.asynccontextmanager
+async def fronted(folder: pathlib.Path, answer: Any, traffic: Traffic) -> AsyncIterator[tuple[Front, str]]:
+    """A front before an engine that answers every route by ``answer``, and the front's URL."""
+    engine = web.Application()
+    engine.router.add_route("*", "/{any:.*}", answer)
+    runner = web.AppRunner(engine)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    ((_, port),) = runner.addresses
+    log = ProcessLog(str(folder), "chat-0", 1, time.monotonic_ns())
+    front = Front(
+        log, port=port, served=Served("default", "x"), storage=str(folder), traffic=traffic,
+        became_ready=lambda: None, in_flight_changed=lambda count: None,
+    )  # fmt: skip
+    bound = socket.create_server(("127.0.0.1", 0))
+    await front.listen(bound)
+    try:
+        yield front, f"http://127.0.0.1:{bound.getsockname()[1]}"
+    finally:
+        front.seal()
+        await front.close()
+        await runner.cleanup()
+        log.close()
+
+
+class Held(Traffic):
+    """Holds every part of a stream up from the moment that it is told to, until it is opened."""
+
+    def __init__(self) -> None:
+        self.holding = False
+        self.opened = asyncio.Event()
+        self.met = 0
+
+    @property
+    def plain(self) -> bool:
+        return not self.holding
+
+    async def part(self, message: Message) -> None:
+        self.met += 1
+        await self.opened.wait()
 
 
 def test_every_call_comes_to_the_engine_on_a_connection_of_its_own(tmp_path: pathlib.Path) -> None:
@@ -27,29 +73,57 @@ def test_every_call_comes_to_the_engine_on_a_connection_of_its_own(tmp_path: pat
         return web.Response(text="{}", content_type="application/json")
 
     async def body() -> None:
-        engine = web.Application()
-        engine.router.add_route("*", "/{any:.*}", answer)
-        runner = web.AppRunner(engine)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        ((_, port),) = runner.addresses
-        log = ProcessLog(str(tmp_path), "chat-0", 1, time.monotonic_ns())
-        front = Front(
-            log, port=port, served=Served("default", "x"), storage=str(tmp_path), traffic=Traffic(),
-            became_ready=lambda: None, in_flight_changed=lambda count: None,
-        )  # fmt: skip
-        bound = socket.create_server(("127.0.0.1", 0))
-        await front.listen(bound)
-        url = f"http://127.0.0.1:{bound.getsockname()[1]}"
-        async with aiohttp.ClientSession(url) as session:  # which keeps its own connection to the front
+        async with (
+            fronted(tmp_path, answer, Traffic()) as (_, url),
+            aiohttp.ClientSession(url) as session,  # which keeps its own connection to the front
+        ):
             for method, route in (("GET", "/ready"), ("GET", "/ready"), ("POST", "/flush_cache"), ("GET", "/metrics")):
                 async with session.request(method, route, json={} if method == "POST" else None) as reply:
                     assert reply.status == 200
                     await reply.read()
-        front.seal()
-        await front.close()
-        await runner.cleanup()
-        log.close()
 
     asyncio.run(body())
     assert len(came_from) == len(set(came_from)) == 4
+
+
+def test_a_stream_that_is_held_up_does_not_hold_the_engine_up(tmp_path: pathlib.Path) -> None:
+    go_on = asyncio.Event()
+
+    def event(tokens: int) -> bytes:
+        reason = {"type": "length", "length": 20} if tokens == 20 else None
+        meta = {"id": "r", "finish_reason": reason, "completion_tokens": tokens, "cached_tokens": 0}
+        return (
+            b"data: " + json.dumps({"text": "", "meta_info": meta | {"weight_version": "default"}}).encode() + b"\n\n"
+        )
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        await response.write(event(1))
+        await go_on.wait()
+        for tokens in range(2, 21):
+            await response.write(event(tokens))
+        await response.write(b"data: [DONE]\n\n")
+        return response
+
+    async def body() -> bytes:
+        traffic = Held()
+        async with (
+            asyncio.timeout(20),
+            fronted(tmp_path, answer, traffic) as (front, url),
+            aiohttp.ClientSession(url) as session,
+            session.post("/generate", json={"rid": "r", "stream": True}) as reply,
+        ):
+            assert await reply.content.readuntil(b"\n\n") == event(1)
+            traffic.holding = True
+            go_on.set()
+            rest = asyncio.ensure_future(reply.content.read())
+            await until(lambda: front.in_flight == 0)  # at its end, while nothing of it has left
+            await asyncio.sleep(0.2)
+            assert traffic.met == 20 and not rest.done() and not reply.content.total_bytes > len(event(1))
+            traffic.opened.set()
+            return await rest
+
+    told = asyncio.run(body())
+    events = [part + b"\n\n" for part in told.split(b"\n\n") if part.startswith(b"data: ")]
+    assert events == [*map(event, range(2, 21)), b"data: [DONE]\n\n"]
