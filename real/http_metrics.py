@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.metrics_core import Metric
-from prometheus_client.parser import text_string_to_metric_families
 
+from protocol.prometheus import families
 from protocol.serving.http import PROMETHEUS, HttpAnswer
 
 _OTHER = "other"  # any path without a handler: clients must not be able to make as many series as they like
@@ -68,7 +68,7 @@ class HttpMetrics:
         own = list(self._registry.collect())
         for family in own:  # when each series was first seen is of no use to anybody here, and doubles the page
             family.samples = [sample for sample in family.samples if not sample.name.endswith("_created")]
-        page = generate_latest(_Families([*text_string_to_metric_families(text), *own]))
+        page = generate_latest(_Families([*families(text), *own]))
         return HttpAnswer(200, page.decode(), PROMETHEUS)
 
 

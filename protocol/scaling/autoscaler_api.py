@@ -130,9 +130,10 @@ class AutoscalerApi:
     # --- looking ---
 
     async def health(self) -> ApiReply:
-        """GET /health: 200. ``errors``: services whose latest evaluation broke."""
+        """GET /health: 200. ``errors``: services whose latest evaluation or round of metrics broke."""
         scaler = self._autoscaler
-        errors = {name: one.state.last_error for name, one in scaler.runtimes.items() if one.state.last_error}
+        told = {name: one.state.last_error or one.collector.last_error for name, one in scaler.runtimes.items()}
+        errors = {name: error for name, error in told.items() if error}
         status = "degraded" if errors else "healthy"
         return ApiReply(
             200, body_of(AutoscalerHealthBody(status, scaler.activated, scaler.config.enabled, errors))

@@ -55,12 +55,24 @@ class Collector:
         """Replicas in all, as the service says; None before it has said so."""
         self.refusal = ""
         """Why this service cannot be decided on."""
+        self.last_error = ""
+        """What broke the latest round."""
 
     async def start(self) -> None:
-        """Take a first frame, then one every interval."""
+        """Take a first frame, then one every interval. What breaks the first one is raised."""
         await self.collect()
         name = f"metrics-{self._service}"
-        self._task = backend().periodic(self._interval_s, self.collect, name=name)
+        self._task = backend().periodic(self._interval_s, self._round, name=name)
+
+    async def _round(self) -> None:
+        """One frame. A round that breaks is noted, and nothing is known: it must not take other services down."""
+        try:
+            await self.collect()
+        except Exception as error:
+            self.last_error = f"{type(error).__name__}: {error}"
+            self._keep(empty_frame(self._windows, _now(), backend().wall_time()))
+        else:
+            self.last_error = ""
 
     async def stop(self) -> None:
         if self._task is not None:
@@ -121,8 +133,8 @@ class Collector:
         return found
 
     async def _scrape(self, address: EngineAddress, limit_s: float) -> Page | None:
-        client = backend().engines.client(address)
         try:
+            client = backend().engines.client(address)
             status, text = await client.get("/metrics", connect_timeout_s=limit_s, read_timeout_s=limit_s)
             return read_page(text) if status == 200 else None
         except (SeatrialError, ValueError):

@@ -14,9 +14,8 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from prometheus_client.parser import text_string_to_metric_families
-
 from protocol.messages import message
+from protocol.prometheus import as_float, families
 
 GAUGES: Final[tuple[str, ...]] = (
     "token_usage", "num_queue_reqs", "num_running_reqs", "gen_throughput", "max_total_num_tokens", "num_used_tokens",
@@ -33,6 +32,9 @@ HISTOGRAMS: Final[dict[str, tuple[str, ...]]] = {
 }
 FIELDS: Final[tuple[str, ...]] = (*GAUGES, *HISTOGRAMS)
 _PREFIXES = ("sglang:", "sglang_")
+_MOST = 1e15
+"""Nothing that a replica shows is larger. What is was not observed: sums and products of such values need be no numbers
+any more, and an answer with Infinity in it is no JSON."""
 _FRAMES_FOR_VARIANCE = 10
 _FRAMES_AT_LEAST = 3
 
@@ -59,8 +61,8 @@ class Page:
 def read_page(text: str) -> Page:
     """Read a page of Prometheus text.
 
-    Label sets are added up, but for ``token_usage``, which is their mean. A value that is NaN or infinite, or negative,
-    was not observed.
+    Label sets are added up, but for ``token_usage``, which is their mean. A value that is NaN, negative, or larger than
+    any that can be was not observed.
 
     Raises:
         ValueError: it is no Prometheus text.
@@ -69,14 +71,14 @@ def read_page(text: str) -> Page:
     buckets: dict[str, dict[float, float]] = {}
     broken: set[str] = set()
     known = {alias: field for field, aliases in HISTOGRAMS.items() for alias in aliases}
-    for family in text_string_to_metric_families(text):
+    for family in families(text):
         for sample in family.samples:
             name = _bare(sample.name)
             if name in GAUGES:
                 gauges.setdefault(name, []).append(sample.value)
             elif name.endswith("_bucket") and (field := known.get(name.removesuffix("_bucket"))) is not None:
                 bound = float(sample.labels.get("le", "nan"))
-                if math.isnan(bound) or not _sound(sample.value):
+                if not (_sound(bound) or bound == math.inf) or not _sound(sample.value):
                     broken.add(field)
                     continue
                 counts = buckets.setdefault(field, {})
@@ -98,7 +100,7 @@ def _bare(name: str) -> str:
 
 
 def _sound(value: float) -> bool:
-    return math.isfinite(value) and value >= 0
+    return 0 <= as_float(value) <= _MOST
 
 
 def _is_cumulative(counts: Sequence[tuple[float, float]]) -> bool:

@@ -20,12 +20,11 @@ import math
 from collections.abc import Awaitable, Callable
 from typing import NamedTuple
 
-from prometheus_client.parser import text_string_to_metric_families
-
 from protocol.config import HealthConfig
 from protocol.errors import ConnectionRefused, NetworkError, ReadTimeout
 from protocol.messages import EngineAddress
 from protocol.ports import ActorHandle, EngineClient, backend
+from protocol.prometheus import as_float, families
 from protocol.serving.gateway import HealthView
 from protocol.serving.peer import PEER_LOST, Peer
 
@@ -336,15 +335,16 @@ class HealthProber:
             if status != 200:
                 return None
             totals: dict[str, float] = {}
-            for family in text_string_to_metric_families(text):
+            for family in families(text):
                 for sample in family.samples:
                     if (sample.name in _PROGRESS or sample.name in _AT_WORK) and sample.labels.get("method") != "GET":
-                        totals[sample.name] = totals.get(sample.name, 0.0) + sample.value
+                        totals[sample.name] = totals.get(sample.name, 0.0) + as_float(sample.value)
         except (NetworkError, ValueError):
             return None
         counters = tuple(totals.get(name, 0.0) for name in _PROGRESS)
-        if totals.keys().isdisjoint(_PROGRESS) or any(map(math.isnan, counters)):
-            return None  # NaN equals nothing, so a wedge behind it would never be seen
+        if totals.keys().isdisjoint(_PROGRESS) or not all(map(math.isfinite, counters)):
+            # NaN equals nothing, so a wedge behind it would never be seen; infinity always equals itself.
+            return None
         return _Progress(counters, all(totals.get(name) == 0 for name in _AT_WORK))
 
     # --- may it come back? ---

@@ -188,6 +188,8 @@ class FakeEngine:
     generated: list[str] = dataclasses.field(default_factory=list)
     no_metrics: bool = False
     nan_metrics: bool = False
+    odd_metrics: str = ""
+    """A page of metrics in place of its own."""
     post_delay_s: float = 0.0
 
     @property
@@ -386,6 +388,8 @@ class FakeClient:
         if route == "/metrics":
             if engine.no_metrics:
                 return 404, ""
+            if engine.odd_metrics:
+                return 200, engine.odd_metrics
             tokens = "NaN" if engine.nan_metrics else f"{engine.tokens}.0"
             return 200, (
                 "# TYPE sglang:generation_tokens counter\n"

@@ -248,6 +248,35 @@ def test_without_counters_a_token_decides(wedged: bool, page: str) -> None:
     run(body)
 
 
+_TOKENS = "sglang:generation_tokens_total"
+
+
+@pytest.mark.parametrize("wedged", [True, False])
+@pytest.mark.parametrize(
+    "page",
+    [
+        f'{_TOKENS} 5\nx{{a="b", ="c"}} 1\n', f"{_TOKENS} 5 {'9' * 400}\n",  # IndexError, OverflowError of the parser
+        f"{_TOKENS} {'9' * 400}\n", f"{_TOKENS} +Inf\n", f"{_TOKENS} 1{'0' * 308}\n" * 9 + f"{_TOKENS} 0.5\n",
+    ],
+    ids=["no_label", "huge_stamp", "huge", "infinite", "huge_sum"],
+)  # fmt: skip
+def test_a_page_that_nobody_can_read_is_no_page_and_breaks_nothing(page: str, wedged: bool) -> None:
+    """Least of all may a counter that is infinite, and so always the same, pass for an engine that stands still."""
+
+    async def body(world: FakeBackend) -> None:
+        one, two = await fleet(world, 2)
+        made = await setup(world, (one, two))
+        one.odd_metrics, one.wedged, one.duration_s = page, wedged, 60.0
+        call = asyncio.ensure_future(made.gateway.generate(GenerateRequest("r", 10, 4)))
+        await asyncio.sleep(40)
+        assert one.gets.count("/metrics") >= 2
+        assert [why for _, _, why in made.reports][:1] == (["wedged"] if wedged else [])
+        assert ("engine-0" in await made.routable()) is not wedged
+        call.cancel()
+
+    run(body)
+
+
 def test_nothing_is_judged_while_held() -> None:
     async def body(world: FakeBackend) -> None:
         (engine,) = await fleet(world, 1)

@@ -82,7 +82,9 @@ class FakeService:
             raise REFUSED
         key = body["idempotency_key"]
         if self.fingerprints.setdefault(key, dict(body)) != body:
-            return ApiReply(409, {"error": "IDEMPOTENCY_CONFLICT", "detail": f"key {key!r} was used for another request"})
+            return ApiReply(
+                409, {"error": "IDEMPOTENCY_CONFLICT", "detail": f"key {key!r} was used for another request"}
+            )
         operation = self.keys.setdefault(key, f"op-{len(self.keys)}")
         self.operations.setdefault(operation, {"status": "PENDING", "cleanup_required": False})
         if isinstance(told, SeatrialError):

@@ -8,12 +8,13 @@ import math
 import pathlib
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protocol.scaling.metrics import (
     CRITICAL,
     GAUGES,
+    HISTOGRAMS,
     HistogramWindow,
     Reading,
     aggregate,
@@ -78,6 +79,77 @@ def test_the_names_of_other_servers_are_not_taken_for_ours() -> None:
 def test_no_prometheus_text_is_an_error() -> None:
     with pytest.raises(ValueError):
         read_page("<html>502 Bad Gateway</html>\n")
+
+
+_TRIPS = ['x{a="b", ="c"} 1', f"x 1 {'9' * 400}", "{", "x{", 'x{le="1"', "x", "# TYPE x", "x{} 1_0", '"x" 1']
+
+
+@pytest.mark.parametrize("line", _TRIPS, ids=lambda line: line[:8])
+def test_what_the_parser_trips_over_is_no_prometheus_text(line: str) -> None:
+    """Of an IndexError or an OverflowError nobody would know that it is the page's fault."""
+    try:
+        found = read_page(f"{page(token_usage=0.5)}{line}\n")
+    except ValueError:
+        return
+    assert found.gauges == {"token_usage": 0.5}
+
+
+@pytest.mark.parametrize(
+    "value", ["9" * 400, "-" + "9" * 400, "+Inf", "1e308", "1e16", "-1", "NaN"], ids=lambda value: value[:4]
+)
+def test_a_value_that_cannot_be_was_not_observed(value: str) -> None:
+    text = (
+        page(num_queue_reqs=3)
+        + f'sglang:num_running_reqs {value}\nsglang:queue_time_seconds_bucket{{le="+Inf"}} {value}\n'
+    )
+    found = read_page(text)
+    assert found.gauges == {"num_queue_reqs": 3} and not found.histograms
+
+
+_NAMES = st.sampled_from(
+    [*(f"sglang:{name}" for name in CRITICAL), "sglang_num_running_reqs", "sglang:queue_time_seconds_bucket", "x", ""]
+)
+_QUOTED = st.sampled_from(["1", "0.5", "+Inf", "-Inf", "NaN", "-1", "1e308", "9" * 400, "a", "", "\\", '\\"'])
+_LABELS = st.lists(
+    st.builds(
+        "{}{}{}{}{}".format, st.sampled_from(["le", "a", "", "__name__", " "]), st.sampled_from(["=", "", " = "]),
+        st.sampled_from(['"', "", "'"]), _QUOTED, st.sampled_from(['"', "", '",'])
+    ),
+    max_size=3,
+).map(", ".join)  # fmt: skip
+_VALUES = st.one_of(
+    st.sampled_from(["1", "0", "NaN", "+Inf", "1e308", "9" * 400, "-" + "9" * 400, "9" * 5000, "1_0", "", "0x1", "٣"]),
+    st.integers().map(str), st.floats().map(str),
+)  # fmt: skip
+_LINES = st.one_of(
+    st.builds("{}{{{}}} {} {}".format, _NAMES, _LABELS, _VALUES, _VALUES),
+    st.builds("{} {}".format, _NAMES, _VALUES),
+    st.builds("# {} {} {}".format, st.sampled_from(["TYPE", "HELP", ""]), _NAMES, st.text(max_size=8)),
+    st.text(max_size=12),
+)  # fmt: skip
+
+
+@settings(max_examples=600, deadline=None)
+@given(st.lists(st.one_of(st.lists(_LINES, max_size=6).map("\n".join), st.text(max_size=60)), min_size=1, max_size=4))
+def test_whatever_replicas_show_comes_to_a_frame_that_is_json(texts: list[str]) -> None:
+    """Each text is a page of one replica and, in turn, the pages of another one that changes its mind."""
+    window, replicas = {field: HistogramWindow(60) for field in HISTOGRAMS}, {}
+    for number, text in enumerate(texts):
+        try:
+            found = read_page(text)
+        except ValueError:
+            replicas[f"r{number}"] = None
+            continue
+        readings = {name: gauge(value) for name, value in found.gauges.items()}
+        for field, buckets in found.histograms.items():
+            window[field].add(number, buckets)
+            p95 = window[field].p95(number)
+            if p95 is not None:
+                readings[field] = p95
+        replicas[f"r{number}"] = readings
+    frame = aggregate(replicas, (1.0, 2.0), 0, 0)
+    json.dumps(frame.snapshot(), allow_nan=False)
+    assert frame.num_engines == len(texts)
 
 
 # --- percentiles ---

@@ -18,7 +18,7 @@ from protocol.scaling.policy import AutoscalerConfig
 from protocol.scaling.requests import KEPT_HISTORY
 from protocol.scaling.targets import NoWayThere
 from protocol.scaling.targets import connect as connect_to
-from tests.protocol.scaling.autoscaler_world import QUICK, Api, FakeService, Pages, Stage, play
+from tests.protocol.scaling.autoscaler_world import QUICK, Api, FakeService, Pages, Stage, page, play
 from tests.protocol.scaling.world import ScalingWorld, run
 
 # --- services ---
@@ -140,6 +140,46 @@ def test_an_evaluation_that_breaks_is_noted_and_the_next_one_comes() -> None:
         assert (await at.api.health()).body["status"] == "healthy" and len(at.genrm.keys) == 1
 
     play(body)
+
+
+_ODD = ['x{a="b", ="c"} 1\n', f"sglang:num_queue_reqs {'9' * 400}\n", f"x 1 {'9' * 400}\n"]
+
+
+@pytest.mark.parametrize("odd", _ODD, ids=["no_label", "huge", "huge_stamp"])
+def test_a_replica_with_an_odd_page_takes_no_service_down(odd: str) -> None:
+    async def body(at: Stage) -> None:
+        at.pages.pages[16001] = page(token_usage=0.01, gen_throughput=1) + odd
+        await asyncio.sleep(60)
+        view = await at.view()
+        assert view["recent_metrics"]["unknown_engines"] == ["h:16001"] and not at.genrm.posts
+        assert view["recent_metrics"]["total_queue_reqs"] == 0  # of the other replica
+        assert (await at.api.health()).body["status"] == "healthy"
+        at.load(0.01)
+        await asyncio.sleep(10)
+        assert [sent for sent, _ in at.genrm.posts] == ["scale_in"]
+
+    play(body, engines=2, usage=0.01)
+
+
+def test_a_round_of_metrics_that_breaks_is_noted_and_the_next_one_comes() -> None:
+    """Of one service: the other one is decided on all the while."""
+
+    async def body(at: Stage) -> None:
+        other = at.services["a://other"]
+
+        async def engines() -> ApiReply:
+            raise RuntimeError("something nobody foresaw")
+
+        right, other.engines = other.engines, engines  # type: ignore[method-assign]
+        await asyncio.sleep(6)
+        health = (await at.api.health()).body
+        assert list(health["errors"]) == ["other"] and "nobody foresaw" in health["errors"]["other"]
+        assert len(at.genrm.posts) == 1 and not other.posts
+        other.engines = right  # type: ignore[method-assign]
+        await asyncio.sleep(6)
+        assert (await at.api.health()).body["status"] == "healthy" and other.posts
+
+    play(body, **TWO)
 
 
 # --- the API ---
