@@ -8,6 +8,7 @@ import os
 import pathlib
 import shutil
 import time
+from collections.abc import Iterator
 
 from protocol.errors import DiskFull, StorageError, StorageNotFound
 from real.evidence import ProcessLog
@@ -16,6 +17,9 @@ from real.faults.storage import pace_of, rest_of_read, write_all, write_fate, wr
 
 class FileStorage:
     """The ``Storage`` port on files. A write in progress is visible, as on any file system: a death can leave it torn.
+
+    A rename that has returned outlives a loss of power: what was renamed is complete under its new name (fsync(2): that
+    of a file does not bring its folder's entry to the disk).
 
     Args:
         root: the folder that stands for the storage.
@@ -69,7 +73,11 @@ class FileStorage:
         source, target = self._locate(old), self._locate(new)
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
+            for folder, _, _ in os.walk(source):  # entries before the name: nobody is to find a part of them under it
+                _sync_folder(folder)
             os.rename(source, target)
+            for above in dict.fromkeys((*self._up_from(target), *self._up_from(source))):
+                _sync_folder(above)
         except OSError as error:
             raise self._failed("rename", old, error) from error
         self._log.emit("storage.renamed", old=old, new=new)
@@ -90,6 +98,12 @@ class FileStorage:
             raise ValueError(f"storage path {path!r}: use a relative '/'-separated path without '..'")
         return self._root / path
 
+    def _up_from(self, path: pathlib.Path) -> Iterator[pathlib.Path]:
+        """The folders that a path is in, up to the root: any of them may be new."""
+        while path != self._root:
+            path = path.parent
+            yield path
+
     def _failed(self, op: str, path: str, error: OSError) -> StorageError:
         kind = StorageError
         if error.errno == errno.ENOENT:
@@ -98,3 +112,14 @@ class FileStorage:
             kind = DiskFull
         self._log.emit("storage.failed", path=path, op=op, error=kind.__name__)
         return kind(f"{op} {path}: {error.strerror}", path=path)
+
+
+def _sync_folder(path: str | pathlib.Path) -> None:
+    folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(folder)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # a file system that has no fsync of folders, by fsync(2)
+            raise
+    finally:
+        os.close(folder)
