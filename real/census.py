@@ -26,7 +26,11 @@ Role = Literal["actor", "engine", "driver"]
 
 
 class ProcessCard(NamedTuple):
-    """What is known of the latest incarnation of a name. ``host``: the machine on which ``pid`` means something."""
+    """What is known of the latest incarnation of a name.
+
+    ``host``: the machine on which its pids mean something. ``keeper``: pid of the process that keeps the card and
+    writes the evidence: that of an engine's host, else its own.
+    """
 
     name: str
     incarnation: int
@@ -34,6 +38,7 @@ class ProcessCard(NamedTuple):
     node: str
     pid: int
     born: int
+    keeper: int
     host: str
     in_flight: int
 
@@ -61,7 +66,7 @@ class OwnCard:
     def __init__(self, folder: str, *, name: str, incarnation: int, role: Role, node: str, pid: int) -> None:
         card = {
             "name": name, "incarnation": incarnation, "role": role, "node": node, "pid": pid, "born": _born(pid),
-            "host": socket.gethostname(),
+            "keeper": os.getpid(), "host": socket.gethostname(),
         }  # fmt: skip
         path = _path(folder, name)
         path.parent.mkdir(parents=True, exist_ok=True)

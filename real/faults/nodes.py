@@ -7,7 +7,6 @@ import os
 import signal
 
 from protocol.faulting import FaultRefused
-from real.engines.tree import parent_of
 from real.faults.kinds import Fault, Machines
 
 
@@ -34,12 +33,12 @@ class NodeLoss(Fault):
     def inject(self) -> None:
         log, caller = self.site.backend.log, self.site.backend.caller
         log.emit("node.lost", node=self.target.name, zombie=False)
-        # Those that write for the lost: they do nothing any more once the deaths are recorded.
-        writers = [parent_of(card.pid) if card.role == "engine" else card.pid for card in self._lost]
-        _send_all(writers, signal.SIGSTOP)
+        # By their cards: who has ended since ``look`` has no parent that could be asked for.
+        keepers = [card.keeper for card in self._lost]
+        _send_all(keepers, signal.SIGSTOP)  # they write for the lost, and do nothing any more once it is done here
         for card in self._lost:
             log.emit_for(card.name, card.incarnation, caller.next_number(), "actor.died", reason="node_lost", detail="")
-        _send_all(writers, signal.SIGKILL)
+        _send_all(keepers, signal.SIGKILL)
         self.machines.lose(self.target.name)
         for card in self._lost:
             self.site.backend.bury(card.name, card.incarnation)
