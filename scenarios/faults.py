@@ -31,6 +31,8 @@ class FaultSpec(SpecModel):
     worlds: ClassVar[tuple[str, ...]] = ("sim", "real")
     engines_only: ClassVar[bool] = False
     """Whether it befalls replicas alone, and no actor."""
+    between_nodes: ClassVar[bool] = False
+    """Whether its link is that of two nodes, so that each end must be one name."""
     must_hit: ClassVar[dict[str, dict[str, int]]] = {"hits": {"at_least": 1}}
     """What it must meet unless the step says otherwise."""
 
@@ -110,6 +112,7 @@ class Partition(FaultSpec):
 
     name = "partition"
     target = "link"
+    between_nodes = True
     healing = "reverted"
     colour = "#9467bd"
     one_way: bool = False
@@ -120,6 +123,7 @@ class Latency(FaultSpec):
 
     name = "latency"
     target = "link"
+    between_nodes = True
     healing = "reverted"
     colour = "#c5b0d5"
     extra_s: SomeSeconds

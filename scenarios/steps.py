@@ -143,6 +143,16 @@ class StepModel(SpecModel):
             raise PydanticCustomError(
                 "target", "'{do}' befalls a {part}; the target names none", {"do": self.do, "part": part}
             )
+        link = self.target.link if self.target is not None else None
+        if fault.between_nodes and link is not None:
+            for key, end in (("from", link.source), ("to", link.target)):
+                if set("*?[") & set(end):
+                    raise PydanticCustomError(
+                        "target",
+                        "'{do}' is between two nodes; '{key}' of its link must be one name, not '{end}' "
+                        "(a node, or a process for its node; take a step for each pair)",
+                        {"do": self.do, "key": key, "end": end},
+                    )
         if fault.healing == "recovered":
             if self.for_s is not None:
                 raise PydanticCustomError(

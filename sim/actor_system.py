@@ -213,29 +213,41 @@ class ActorSystem:
             NameTaken: a living process has the name.
             PlacementError: its node or its placement group is gone.
         """
+        node, spec = self.where_again(name)
+        if self._taken(name):
+            raise NameTaken(f"a living process is named {name!r}")
+        birth = self._reserved[name] = Birth(spec, name, None, Letter(self.network.next_number(), "spawn", False, ""))
+        self._ask(birth, node)
+
+    def where_again(self, name: str) -> tuple[str, SpawnSpec]:
+        """On which node, and as what, ``restart_from_outside`` starts the latest incarnation once that is dead.
+
+        Raises:
+            NoSuchActor, NameTaken, PlacementError: it cannot, as things are.
+        """
         old = self._processes.get(name)
         if old is None or old.birth is None:
             raise NoSuchActor(f"there never was an actor {name!r} that can be restarted")
-        if self._taken(name):
-            raise NameTaken(f"a living process is named {name!r}")
+        if self._being_born(name):
+            raise NameTaken(f"another process named {name!r} is being started")
         spec = old.birth.spec
         if spec.placement is not None:
-            node = self.placement_table.node_of(spec.placement)
-        else:
-            node = self.cluster.choose(spec.node, old.node)
-        birth = self._reserved[name] = Birth(spec, name, None, Letter(self.network.next_number(), "spawn", False, ""))
-        self._ask(birth, node)
+            return self.placement_table.node_of(spec.placement), spec
+        return self.cluster.choose(spec.node, old.node), spec
 
     def letter(self, sender: ActorProcess, method: str) -> Letter:
         """An envelope for control messages."""
         return Letter(self.network.next_number(), method, background.get(), f"{sender.prefix}{sender.n}")
 
     def _taken(self, name: str) -> bool:
-        birth = self._reserved.get(name)
-        if birth is not None and (birth.asked or (birth.spawner is not None and birth.spawner.alive)):
+        if self._being_born(name):
             return True
         process = self.world.processes.get(name)
         return process is not None and process.alive and not getattr(process, "declared_dead", False)
+
+    def _being_born(self, name: str) -> bool:
+        birth = self._reserved.get(name)
+        return birth is not None and (birth.asked or (birth.spawner is not None and birth.spawner.alive))
 
     def _bear(self, birth: Birth, node: str) -> None:
         """The process starts."""
@@ -243,8 +255,8 @@ class ActorSystem:
         spec, name = birth.spec, birth.name
         if self.on_class is not None:
             self.on_class(spec.cls)
-        if not self.cluster.alive(node):
-            reason = PlacementError(f"node {node} was lost while {name!r} was started on it")
+        reason = self._unfit(node, spec.placement)
+        if reason is not None:
             self._answer_birth(birth, None, SpawnFailed(f"{name!r} did not start", attached=(reason,)))
             return
         old = self._processes.get(name)
@@ -266,6 +278,14 @@ class ActorSystem:
         process.context.run(cause.set, birth.letter.sent_id or None)
         self.world.register(process, spec.cls.__qualname__)
         process.loop.deliver(process.context.copy().run, process.construct, birth)
+
+    def _unfit(self, node: str, placement: Placement | None) -> PlacementError | None:
+        """Why nothing can be started there any more."""
+        if not self.cluster.alive(node):
+            return PlacementError(f"node {node} was lost meanwhile")
+        if placement is not None and not self.placement_table.holds(placement, node):
+            return PlacementError(f"{placement} was removed, or placed anew, meanwhile")
+        return None
 
     def _adopt(self, process: ActorProcess, spec: SpawnSpec, birth: Birth) -> None:
         process.birth = birth

@@ -13,20 +13,24 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from protocol.errors import NameTaken
+from protocol.errors import NameTaken, PlacementError
 from protocol.ports import EngineSpec, Placement
 from protocol.training.checkpoint import MANIFEST, hash_weights
 from sim.answer_faults import AnswerFault
+from sim.copying import SMALL
 from sim.engine_process import EngineProcess
 from sim.engine_transfers import Group
-from sim.network import Network
+from sim.http import settle
+from sim.loop import background
+from sim.network import CONTROL, Letter, Network
 from sim.profiles import load_profile
-from sim.resources import units
-from sim.world import World
+from sim.resources import fits, show, units
+from sim.world import Process, World
 
 if TYPE_CHECKING:
     from sim.cluster import Cluster
     from sim.engine_cost import EngineProfile
+    from sim.loop import ActorLoop
     from sim.placement import PlacementGroupTable
     from sim.storage import SharedStorage
 
@@ -34,6 +38,8 @@ PageFault = Callable[[EngineProcess, str, int, str], tuple[int, str]]
 """Takes (process, route, status, body) of a page and gives what the client is to see."""
 
 _FIRST_PORT = 30000
+
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -44,6 +50,19 @@ class Weights:
     weight_hash: str = ""
     version: str = ""
     failure: str = ""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Launch:
+    """A start that was asked for: its name is taken and its GPUs are, though its node may not have heard of it."""
+
+    name: str
+    spec: EngineSpec
+    node: str | None
+    placement: Placement | None
+    profile: EngineProfile
+    where: str
+    give_back: Callable[[], None]
 
 
 @dataclass(slots=True)
@@ -69,35 +88,72 @@ class SharedEngines:
     _profiles: dict[str, EngineProfile] = field(default_factory=dict)
     _ports: dict[str, set[int]] = field(default_factory=dict)
     _held: dict[str, Callable[[], None]] = field(default_factory=dict)  # by process id: how to give its GPUs back
+    _launches: dict[str, Launch] = field(default_factory=dict)  # by name: those that have not begun
+    _zombies: dict[str, EngineProcess] = field(default_factory=dict)  # by id: alive, though a later one has the name
+    _unnoticed: dict[str, str] = field(default_factory=dict)  # id -> node: of a machine whose loss nobody knows of yet
+    _asked: dict[str, list[asyncio.Future[Any]]] = field(default_factory=dict)  # by node: who waits for its answer
     _count: int = 0
+
+    def __post_init__(self) -> None:
+        self.cluster.on_declared_dead.append(self._node_declared_dead)
 
     def next_index(self) -> int:
         self._count += 1
         return self._count
 
-    def start(self, spec: EngineSpec, name: str, node: str | None, placement: Placement | None) -> EngineProcess:
-        """Start a process. Raises NameTaken or PlacementError (not done)."""
-        old = self.processes.get(name)
-        if old is not None and old.alive:
-            raise NameTaken(f"an engine named {name} is alive (incarnation {old.incarnation})")
+    # --- starting ---
+
+    def start(
+        self, spec: EngineSpec, name: str, node: str | None, placement: Placement | None
+    ) -> EngineProcess | None:
+        """Start a process at once, as a supervisor outside of the world would.
+
+        None: nothing was started, for the machine is gone, which nobody knows yet. Raises as ``ask`` does.
+        """
+        launch = self.ask(spec, name, node, placement)
+        if self.cluster.node(launch.where).up:
+            return self.begin(launch)
+        self._withdraw(launch)
+        return None
+
+    def ask(self, spec: EngineSpec, name: str, node: str | None, placement: Placement | None) -> Launch:
+        """Take a name and GPUs. Raises NameTaken or PlacementError (not done)."""
+        if self.is_known(name):
+            raise NameTaken(f"an engine named {name} is alive, or being started")
         profile = self._profiles.get(spec.profile)
         if profile is None:
             profile = self._profiles[spec.profile] = load_profile(spec.profile)
-        options = spec.options
-        if options is not None and options.startup_s is not None:
-            profile = profile.replace(startup_ns=round(options.startup_s * 1e9))
+        if spec.options is not None and spec.options.startup_s is not None:
+            profile = profile.replace(startup_ns=round(spec.options.startup_s * 1e9))
         where, give_back = self._take_gpus(spec.num_gpus, node, placement)
+        launch = self._launches[name] = Launch(name, spec, node, placement, profile, where, give_back)
+        return launch
+
+    def begin(self, launch: Launch) -> EngineProcess:
+        """What its node does. Raises PlacementError (not done): withdrawn, or its placement group has gone."""
+        name, spec, placement, where = launch.name, launch.spec, launch.placement, launch.where
+        if self._launches.get(name) is not launch:
+            raise PlacementError(f"the start of {name} on {where} was withdrawn")
+        if placement is not None and not self.groups.holds(placement, where):
+            self._withdraw(launch)
+            raise PlacementError(f"{placement} was removed while {name} was started in it")
+        del self._launches[name]
+        options = spec.options
         port = self._free_port(where)
-        process = EngineProcess(self, name, self.world.next_incarnation(name), where, port, profile, options)
+        process = EngineProcess(self, name, self.world.next_incarnation(name), where, port, launch.profile, options)
         self.cluster.enter(process)
         if placement is not None:
             self.world.observe(
                 "placement.entered", group=placement.group_id, process=name, process_inc=process.incarnation
             )
             self.groups.enter(process, placement)
+        old = self.processes.get(name)
+        if old is not None and old.alive:
+            # A zombie: it lives on under a key of its own, so that the end of the run seals it too.
+            self._zombies[old.id] = self.world.processes[old.id] = old
         self.processes[name] = process
-        self._held[process.id] = give_back
-        self.specs[name] = (spec, node, placement)
+        self._held[process.id] = launch.give_back
+        self.specs[name] = (spec, launch.node, placement)
         self.world.register(process, cls=f"SimEngine({spec.profile})")
         if options is not None:
             process.report_options(options)
@@ -106,6 +162,10 @@ class SharedEngines:
         else:
             process.engine.start()
         return process
+
+    def _withdraw(self, launch: Launch) -> None:
+        del self._launches[launch.name]
+        launch.give_back()
 
     def _start_with(self, process: EngineProcess, found: Weights) -> None:
         if found.failure:
@@ -119,13 +179,9 @@ class SharedEngines:
         need = units([("GPU", num_gpus)])
         if placement is not None:
             where = self.groups.node_of(placement)
-            self.groups.reserve(placement, need)
-            return where, lambda: self.groups.release(placement, need)
-        if node is None:
-            # The emptiest living node, the first of equals.
-            living = self.cluster.living()
-            node = max(living, key=lambda name: self.cluster.nodes[name].free.get("GPU", 0), default=None)
-        reservation = self.cluster.reserve(self.cluster.choose(node, self.cluster.head), need)
+            return where, self.groups.reserve(placement, need)
+        where = self.cluster.choose(node or self._emptiest(), self.cluster.head)
+        reservation = self.cluster.reserve(where, need)
         return reservation.node, lambda: self.cluster.release(reservation)
 
     def _free_port(self, node: str) -> int:
@@ -139,13 +195,93 @@ class SharedEngines:
 
     def listener(self, host: str, port: int) -> EngineProcess | None:
         """Who listens at an address now, living or (nobody has taken its port since) dead."""
-        found = [p for p in self.processes.values() if p.host == host and p.port == port]
+        everyone = (*self._zombies.values(), *self.processes.values())
+        found = [p for p in everyone if p.host == host and p.port == port]
         return next((p for p in found if p.alive), found[-1] if found else None)
 
     def freed(self, process: EngineProcess) -> None:
         """A process ended: its port and its GPUs are free."""
         self._ports[process.node].discard(process.port)
         self._held.pop(process.id)()
+        self._zombies.pop(process.id, None)
+        if process.death_reason == "node_lost" and not self.cluster.node(process.node).dead:
+            self._unnoticed[process.id] = process.node
+
+    # --- what others know, and what they have a node do ---
+
+    def is_known(self, name: str, asker: str | None = None) -> bool:
+        """Whether a supervisor takes an engine of that name for alive.
+
+        One that is being started is, and one whose node is silent, until that is declared dead. What lives on there as
+        a zombie is alive for its own node alone (``asker``).
+        """
+        process = self.processes.get(name)
+        if name in self._launches:
+            return True
+        return process is not None and (self.reached(process, asker) is not None or process.id in self._unnoticed)
+
+    def reached(self, process: EngineProcess | None, asker: str | None) -> EngineProcess | None:
+        """The process, unless it is dead, or is taken for dead by the node ``asker``."""
+        if process is None or not process.alive:
+            return None
+        return process if process.node == asker or not self.cluster.node(process.node).dead else None
+
+    async def end(self, name: str, asker: Process, loop: ActorLoop) -> None:
+        """SIGKILL; returns when it is obeyed, or the node declared dead. One to the dead is silent."""
+        launch = self._launches.get(name)
+        if launch is not None:
+            self._withdraw(launch)
+            return
+        process = self.reached(self.processes.get(name), asker.node)
+        if process is None:
+            return
+        try:
+            await self.have_done("SIGKILL", process.node, asker, loop, lambda: process.die("killed"))
+        except PlacementError:
+            return  # declared dead, and the name is free
+
+    async def have_done(
+        self, what: str, node: str, asker: Process, loop: ActorLoop, action: Callable[[], T]
+    ) -> T:
+        """Have a node do something: at once while it is in touch, else by messages, which wait for the repair.
+
+        Raises PlacementError: the node was declared dead before its answer came. What ``action`` raises, it raises.
+        """
+        if self.cluster.in_touch(asker.node, node):
+            return action()
+        network, system = self.network, self.world.os_of(node)
+        answer: asyncio.Future[T] = loop.create_future()
+        letter = Letter(
+            network.next_number(), what, background.get(), f"{asker.name}/{asker.incarnation}/{asker.n}"
+        )
+
+        def arrives() -> None:
+            if not self.cluster.alive(node):
+                return  # silence, until its loss is noticed
+            value: T | SeatrialError
+            try:
+                value = action()
+            except SeatrialError as error:
+                value = error
+            network.send(system, asker, CONTROL, letter, SMALL, loop.deliver, settle, answer, value)
+
+        waiting = self._asked.setdefault(node, [])
+        waiting.append(answer)
+        network.send(asker, system, CONTROL, letter, SMALL, arrives)
+        try:
+            return await answer
+        finally:
+            waiting.remove(answer)
+
+    def _node_declared_dead(self, node: str, zombies: list[Process]) -> None:
+        for launch in [launch for launch in self._launches.values() if launch.where == node]:
+            self._withdraw(launch)
+        self._unnoticed = {process: where for process, where in self._unnoticed.items() if where != node}
+        for answer in self._asked.pop(node, []):
+            loop: Any = answer.get_loop()
+            loop.deliver(settle, answer, PlacementError(f"node {node} was lost"))
+
+    # --- pages and weights ---
 
     def distort(self, process: EngineProcess, route: str, status: int, text: str) -> tuple[int, str]:
         """A page as it leaves the engine: (status, body), after the metrics faults."""
@@ -186,7 +322,7 @@ class SharedEngines:
             self.world.observe("storage.read", path=name, size=found.size, reader=process.name, sha256=hashes[-1])
             clock.call_at(transfer.end_ns, go_on)
 
-        next_shard()
+        go_on()
 
     def _version(self, path: str) -> str:
         found = self.storage.read_now(f"{path.rstrip('/')}/{MANIFEST}")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from protocol.errors import NameTaken, NoSuchActor, PlacementError, message_of
 from protocol.faulting import FaultRefused, Target
 from sim.actors import ActorProcess
 from sim.answer_faults import AnswerFault
@@ -28,7 +30,11 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Site:
-    """What faults act on."""
+    """What faults act on.
+
+    ``stops``: how many faults hold which process stopped; it goes on when the last of them has healed. ``slowed``: the
+    percents of the faults that slow it down; they multiply.
+    """
 
     world: World
     network: Network
@@ -36,6 +42,8 @@ class Site:
     cluster: Cluster
     storage: SharedStorage
     engines: SharedEngines
+    stops: Counter[str] = field(default_factory=Counter)
+    slowed: dict[str, list[int]] = field(default_factory=dict)
 
 
 class Fault:
@@ -107,36 +115,64 @@ class Sigterm(ProcessFault):
 
 
 class RestartEmpty(ProcessFault):
+    def look(self) -> dict[str, int]:
+        observed = super().look()
+        try:
+            if isinstance(self.process, EngineProcess):
+                self.site.engines.where_again(self.process.name)
+            else:
+                self.site.system.where_again(self.process.name)
+        except (NameTaken, NoSuchActor, PlacementError) as error:
+            raise FaultRefused(f"restart_empty: {self.process.name} could not start again: {error}") from error
+        return observed
+
     def inject(self) -> None:
         self.process.die("killed")
-        if isinstance(self.process, EngineProcess):
-            spec, node, placement = self.site.engines.specs[self.process.name]
-            self.site.engines.start(spec, self.process.name, node, placement)
-        else:
-            self.site.system.restart_from_outside(self.process.name)
+        name = self.process.name
+        try:
+            if isinstance(self.process, EngineProcess):
+                spec, node, placement = self.site.engines.specs[name]
+                self.site.engines.start(spec, name, node, placement)
+            else:
+                self.site.system.restart_from_outside(name)
+        except (NameTaken, NoSuchActor, PlacementError) as error:
+            # Something else was done at the emission of fault.injected. Too late to refuse: it is dead already.
+            detail = f"restart of {name}: {type(error).__name__}: {message_of(error)}"
+            self.site.world.observe("run.anomaly", what="fault_half_done", detail=detail)
 
 
 class Sigstop(ProcessFault):
     def inject(self) -> None:
+        self.site.stops[self.process.id] += 1
         self.process.stop()
 
     def heal(self) -> None:
-        self.process.cont()
+        stops, held = self.site.stops, self.process.id
+        stops[held] -= 1
+        if not stops[held]:
+            del stops[held]
+            self.process.cont()
 
 
 class Slow(ProcessFault):
     def inject(self) -> None:
-        self._set(self.params["percent"])
+        self.site.slowed.setdefault(self.process.id, []).append(self.params["percent"])
+        self._set()
 
     def heal(self) -> None:
+        self.site.slowed[self.process.id].remove(self.params["percent"])
         if self.process.alive:
-            self._set(100)
+            self._set()
 
-    def _set(self, percent: int) -> None:
+    def _set(self) -> None:
+        """What it takes now: all that slows it down, one on top of the other, as slow exports are."""
+        ppm = 1_000_000
+        for percent in self.site.slowed[self.process.id]:
+            ppm = ppm * percent // 100
         if isinstance(self.process, EngineProcess):
-            self.process.engine.slow(percent * 10_000)
+            self.process.engine.slow(max(1, ppm))
         elif isinstance(self.process, ActorProcess):
-            self.process.loop.slow_percent = percent
+            self.process.loop.slow_percent = max(1, ppm // 10_000)
 
 
 class Wedge(ProcessFault):
@@ -157,21 +193,27 @@ class Wedge(ProcessFault):
             self.engine.unwedge()
 
 
-class Partition(Fault):
+class LinkFault(Fault):
+    """Something about the link between two nodes."""
+
+    def look(self) -> dict[str, int]:
+        self.ends = (node_of(self.site, self.target.source), node_of(self.site, self.target.destination))
+        return {}
+
+
+class Partition(LinkFault):
     def inject(self) -> None:
-        source, destination = (node_of(self.site, name) for name in (self.target.source, self.target.destination))
         one_way = bool(self.params.get("one_way", False))
-        self._block = self.site.network.partition(source, destination, one_way=one_way, on_hit=self.hit)
+        self._block = self.site.network.partition(*self.ends, one_way=one_way, on_hit=self.hit)
 
     def heal(self) -> None:
         self.site.network.repair(self._block)
 
 
-class Latency(Fault):
+class Latency(LinkFault):
     def inject(self) -> None:
-        source, destination = (node_of(self.site, name) for name in (self.target.source, self.target.destination))
-        self._off = self.site.network.slow_down(source, destination, self.params["extra_s"])
-        self.hit(f"link {source}>{destination}")
+        self._off = self.site.network.slow_down(*self.ends, self.params["extra_s"])
+        self.hit("link {}>{}".format(*self.ends))
 
     def heal(self) -> None:
         self._off()
@@ -350,6 +392,12 @@ class ClockSkew(NodeFault):
 
 
 class NodeLoss(NodeFault):
+    def look(self) -> dict[str, int]:
+        observed = super().look()
+        if self.node.dead or not self.node.up:
+            raise FaultRefused(f"target {self.node.name!r}: it is lost already")
+        return observed
+
     def inject(self) -> None:
         zombie = bool(self.params.get("zombie", False))
         self.site.cluster.lose(self.node.name, zombie=zombie)
@@ -394,7 +442,7 @@ class RemovalRefused(Fault):
 
 
 def node_of(site: Site, name: str) -> str:
-    """The node that a link's end names, by itself or through a process."""
+    """The node that a link's end names, by itself or through a process. Raises FaultRefused."""
     if name in site.cluster.nodes:
         return name
     process: Process | None = site.engines.processes.get(name) or site.world.processes.get(name)

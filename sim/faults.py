@@ -27,6 +27,7 @@ class ActiveFault(faulting.ActiveFault):
         self._faults = faults
         self._hits = 0
         self._timer: Entry | None = None
+        self._begun = False
         self.fault: Fault = IMPLEMENTED[name](faults.site, target, params, self._hit)
 
     @property
@@ -47,11 +48,13 @@ class ActiveFault(faulting.ActiveFault):
 
     def inject(self) -> None:
         self.fault.inject()
+        self._begun = True
 
     def heal(self) -> None:
         if self.healed:
             return
-        self.fault.heal()
+        if self._begun:  # else its injection raised, and there is nothing to take back
+            self.fault.heal()
         self.healed = True
         if self._timer is not None:
             self._timer.cancel()

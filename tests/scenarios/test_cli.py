@@ -188,7 +188,7 @@ def test_the_schema_accepts_the_catalog_and_refuses_what_the_models_refuse(comma
         validator.validate(yaml.safe_load(path.read_text()))
     for key, value in (("sed", 1), ("seed", -1), ("steps", [{"at_s": 1, "do": "sail"}])):
         assert not validator.is_valid({**yaml.safe_load(SMALL), key: value})
-    step = {"at_s": 1, "do": "latency", "target": {"link": {}}, "with": {"extra_ms": 3}, "for_s": 1}
+    step = {"at_s": 1, "do": "latency", "target": {"link": {"from": "node-0", "to": "node-0"}}, "with": {"extra_ms": 3}, "for_s": 1}
     assert not validator.is_valid({**yaml.safe_load(SMALL), "steps": [step]})
 
 

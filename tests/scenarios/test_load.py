@@ -101,6 +101,12 @@ BAD = [
     ("{extra_s: 0.1}", "{}", r"f.yaml:17: steps\[0\].with.extra_s: the key is missing"),
     ("from: node-0", "from: nod-0", r"f.yaml:19: steps\[0\].target.link.from: unknown end of a link 'nod-0'; did you"),
     ("{link: {from: node-0, to: node-1}}", "busiest_replica", r"f.yaml:17: steps\[0\]: 'latency' befalls a link"),
+    (
+        "{link: {from: node-0, to: node-1}}",
+        "{link: {to: node-1}}",
+        r"f.yaml:17: steps\[0\]: 'latency' is between two nodes; 'from' of its link must be one name, not '\*'",
+    ),
+    ("to: node-1}}", 'to: "genrm-?"}}', r"f.yaml:17: steps\[0\]: .*; 'to' of its link must be one name, not 'genrm-\?'"),
     ("    target: {link: {from: node-0, to: node-1}}\n", "", r"f.yaml:17: steps\[0\]: 'latency' needs a target \(link\)"),
     ("do: note, with: {text: hello}", "do: sigkill, target: chat-9", r"f.yaml:22: steps\[1\].target: unknown target 'chat-9'"),
     (
@@ -246,7 +252,7 @@ def test_set_changes_values_items_and_defaults() -> None:
 
 _NAMED = """\
 steps:
-  - {name: slower, at_s: 1, do: latency, target: {link: {}}, with: {extra_s: 0.1}, for_s: 2}
+  - {name: slower, at_s: 1, do: latency, target: {link: {from: node-0, to: node-0}}, with: {extra_s: 0.1}, for_s: 2}
   - {at_s: 2, do: note, with: {text: x}}
 acceptance:
   - {name: few, occurs: {event: gateway.moved, at_most: 9}}

@@ -20,7 +20,7 @@ from protocol.errors import (
 )
 from protocol.faulting import FaultRefused, Target
 from protocol.messages import EngineAddress, GenerateRequest
-from protocol.ports import EngineSpec
+from protocol.ports import EngineSpec, Placement
 from scenarios.faults import FAULTS
 from sim.fault_kinds import IMPLEMENTED
 from sim.simulation import Simulation
@@ -157,6 +157,109 @@ class TestProcesses:
 
         run(body)
 
+    @pytest.mark.parametrize("where", ["placed", "anywhere", "there"])
+    def test_a_replica_that_could_not_start_again_is_not_restarted(self, where: str) -> None:
+        """Its node has been declared dead, and nobody else has room; its process acts on, and the fault is refused."""
+
+        async def body(backend: Any, simulation: Simulation) -> None:
+            groups = backend.placement_groups
+            filler = [await engine(backend, f"filler-{number}", node="node-0") for number in range(2)]
+            if where == "placed":
+                group = await groups.create(BUNDLE, strategy="PACK", name="g")
+                await groups.wait_created(group, 5)
+                await engine(backend, placement=Placement(group))
+            else:
+                await engine(backend, node=None if where == "anywhere" else "node-1")
+            process = simulation.engines.processes["engine-0"]
+            assert process.node == "node-1"
+            await backend.spawn(Counter, name="counter", node="node-1")
+            simulation.faults.inject("node_loss", Target(name="node-1"), {"zombie": True}, must_hit={})
+            for name in ("engine-0", "counter"):
+                with pytest.raises(FaultRefused, match=f"{name} could not start again"):
+                    simulation.faults.inject("restart_empty", Target(name=name), {}, must_hit={}, transient=True)
+            with pytest.raises(FaultRefused, match="driver could not start again"):
+                simulation.faults.inject("restart_empty", Target(name="driver"), {}, must_hit={}, transient=True)
+            assert process.alive and len(simulation.faults.active) == 1
+            if where == "anywhere":
+                await backend.engines.terminate(filler[0][0].name)
+                simulation.faults.inject("restart_empty", Target(name="engine-0"), {}, must_hit={}, transient=True)
+                assert simulation.engines.processes["engine-0"].node == "node-0"
+
+        run(body, nodes=2, gpus_per_node=2)
+
+    def test_what_is_lost_while_its_restart_is_told_is_half_restarted(self) -> None:
+        async def body(backend: Any, simulation: Simulation) -> None:
+            await engine(backend, node="node-1")
+
+            def lose(event: Any) -> None:
+                off()
+                simulation.cluster.lose("node-1", zombie=True)
+
+            off = simulation.world.hook("fault.injected", lose)
+            simulation.faults.inject("restart_empty", Target(name="engine-0"), {}, must_hit={}, transient=True)
+
+        events = run(body, nodes=2)
+        anomalies = [event.data for event in events if event.kind == "run.anomaly"]
+        assert [anomaly["what"] for anomaly in anomalies] == ["fault_half_done"]
+        assert "restart of engine-0: PlacementError" in anomalies[0]["detail"]
+        assert kinds(events, "fault.healed") == ["fault.healed"]
+
+    def test_overlapping_stops_end_with_the_last_one(self) -> None:
+        """One from 1 s to 5 s, one from 4 s to 8 s: nothing is answered before 8 s."""
+
+        async def body(backend: Any, simulation: Simulation) -> None:
+            loop = asyncio.get_running_loop()
+            _, client = await engine(backend)
+            counter = await backend.spawn(Counter, name="counter")
+            began = loop.time()
+            for at_s in (1, 4):
+                await asyncio.sleep(began + at_s - loop.time())
+                for name in ("engine-0", "counter"):
+                    simulation.faults.inject("sigstop", Target(name=name), {}, must_hit={}, for_s=4)
+            adding = asyncio.ensure_future(_result(counter.add()))
+            assert (await client.get("/ready"))[0] == 200 and await adding == 1
+            assert 8 < loop.time() - began < 8.1
+
+        events = run(body)
+        stopped = [(event.actor, event.kind) for event in events if event.kind in ("actor.stopped", "actor.continued")]
+        assert sorted(stopped) == [
+            (name, f"actor.{what}") for name in ("counter", "engine-0") for what in ("continued", "stopped")
+        ]
+
+    @pytest.mark.parametrize("first", [0, 1])
+    def test_overlapping_slowness_multiplies_and_ends_one_by_one(self, first: int) -> None:
+        async def body(backend: Any, simulation: Simulation) -> None:
+            loop = asyncio.get_running_loop()
+            _, client = await engine(backend)
+            counter = await backend.spawn(Counter, name="counter")
+
+            async def times(number: int) -> tuple[float, float]:
+                before = loop.time()
+                await client.generate(request(number, 200))
+                middle = loop.time()
+                for _ in range(100):
+                    await counter.add()
+                return middle - before, loop.time() - middle
+
+            usual = await times(1)
+            percents = (400, 200)
+            faults = [
+                [
+                    simulation.faults.inject("slow", Target(name=name), {"percent": percent}, must_hit={})
+                    for name in ("engine-0", "counter")
+                ]
+                for percent in percents
+            ]
+            for number, factor in ((2, 8), (3, percents[1 - first] // 100), (4, 1)):
+                taken = await times(number)
+                for took, took_usually in zip(taken, usual, strict=True):
+                    assert 0.7 * factor < took / took_usually < 1.05 * factor
+                if number < 4:
+                    for fault in faults[first if number == 2 else 1 - first]:
+                        fault.heal()
+
+        run(body)
+
     def test_sigstop_is_silent_and_sigcont_answers_what_waited(self) -> None:
         async def body(backend: Any, simulation: Simulation) -> None:
             _, client = await engine(backend)
@@ -257,6 +360,28 @@ class TestLinks:
                 await client.generate(request(1), connect_timeout_s=2, read_timeout_s=10)
 
         assert kinds(run(body, nodes=2), "engine.accepted", "engine.finished") == ["engine.accepted", "engine.finished"]
+
+    @pytest.mark.parametrize(("name", "params"), [("partition", {}), ("latency", {"extra_s": 1.0})])
+    def test_an_end_that_is_nothing_is_refused_before_any_effect(self, name: str, params: dict[str, Any]) -> None:
+        async def body(backend: Any, simulation: Simulation) -> None:
+            for target in (Target(destination="node-0"), Target(source="node-0", destination="engine-7")):
+                with pytest.raises(FaultRefused, match="neither a node nor a process"):
+                    simulation.faults.inject(name, target, params, must_hit={}, for_s=1)
+            assert not simulation.faults.active
+
+        assert kinds(run(body), "fault.injected", "fault.healed") == []
+
+    def test_what_was_never_done_is_not_taken_back(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def fails(self: Any) -> None:
+            raise RuntimeError("a defect")
+
+        monkeypatch.setattr(IMPLEMENTED["partition"], "inject", fails)
+
+        async def body(backend: Any, simulation: Simulation) -> None:
+            with pytest.raises(RuntimeError, match="a defect"):
+                simulation.faults.inject("partition", Target(source="node-0", destination="node-0"), {}, must_hit={})
+
+        assert kinds(run(body), "fault.injected", "fault.healed") == ["fault.injected", "fault.healed"]
 
     def test_latency_is_added_and_taken_off(self) -> None:
         async def body(backend: Any, simulation: Simulation) -> None:
@@ -412,6 +537,14 @@ class TestNodes:
 
         run(body, nodes=2)
 
+    def test_a_node_is_lost_once(self) -> None:
+        async def body(backend: Any, simulation: Simulation) -> None:
+            simulation.faults.inject("node_loss", Target(name="node-1"), {"zombie": True}, must_hit={})
+            with pytest.raises(FaultRefused, match="lost already"):
+                simulation.faults.inject("node_loss", Target(name="node-1"), {}, must_hit={})
+
+        assert kinds(run(body, nodes=2), "node.lost", "node.restored") == ["node.lost", "node.restored"]
+
 
 class TestPlacement:
     def test_a_stuck_group_stays_pending_until_it_is_healed(self) -> None:
@@ -457,3 +590,7 @@ class TestPlacement:
             assert (await groups.table())[group] == "REMOVED"
 
         run(body)
+
+
+async def _result(call: Any) -> Any:
+    return await call
