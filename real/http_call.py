@@ -54,14 +54,16 @@ async def answered(
         options: further ones of aiohttp.
 
     Raises:
-        ConnectTimeout, ConnectionRefused: not done.
+        ConnectTimeout, ConnectionRefused: not done. The latter also for a URL that no request can be made of.
         ReadTimeout, ConnectionLost: unknown. Also in the block.
     """
+    came = False
     timeout = aiohttp.ClientTimeout(total=read_timeout_s, sock_connect=connect_timeout_s)
     try:
         async with session.request(
             method, url, data=data, headers=headers, timeout=timeout, **(options or {})
         ) as response:
+            came = True
             yield response
     except aiohttp.ConnectionTimeoutError:
         raise ConnectTimeout(f"{url}: no connection within {connect_timeout_s} s") from None
@@ -69,8 +71,27 @@ async def answered(
         raise ConnectionRefused(f"{url}: {error.strerror or error}") from None
     except TimeoutError:
         raise ReadTimeout(f"{url}: no whole answer within {read_timeout_s} s") from None
+    except aiohttp.InvalidURL as error:
+        if isinstance(error, aiohttp.RedirectClientError):  # whoever sent it on had the request
+            raise ConnectionLost(f"{url}: it was redirected to {error}, which is no URL") from None
+        raise ConnectionRefused(f"{url}: no URL that a request can be made of") from None
     except (aiohttp.ClientError, ConnectionError) as error:
         raise ConnectionLost(f"{url}: {type(error).__name__}: {error}") from None
+    except UnicodeError:
+        if came:
+            raise  # of the block
+        if _has_a_name(url):
+            raise ConnectionLost(f"{url}: it was redirected to a host whose name is none") from None
+        raise ConnectionRefused(f"{url}: the host's name is none (a part of it is empty or too long)") from None
+
+
+def _has_a_name(url: str | yarl.URL) -> bool:
+    """Whether the host of a URL can be looked up: aiohttp finds that out when it connects, with a UnicodeError."""
+    try:
+        (yarl.URL(url).raw_host or "").encode("idna")
+    except UnicodeError:
+        return False
+    return True
 
 
 async def raw(

@@ -35,6 +35,23 @@ class Runtime:
     state: ServiceState
 
 
+@dataclasses.dataclass(slots=True)
+class _Begun:
+    """What a service will go on with. ``connected``: the target is a new one too."""
+
+    target: ServiceTarget
+    collector: Collector
+    connected: bool
+
+
+@dataclasses.dataclass(slots=True)
+class _Replaced:
+    """What no service goes on with."""
+
+    collectors: list[Collector]
+    targets: list[ServiceTarget]
+
+
 class Autoscaler:
     """All services of one autoscaler. A part of the AutoscalerApi, which is the actor.
 
@@ -54,71 +71,102 @@ class Autoscaler:
         """Begin to collect and to evaluate. Again: nothing."""
         async with self._changing:
             if not self.activated:
+                begun = await self._begin(self.config)
                 self.activated = True
-                await self._add(tuple(self.config.service_targets), self.config)
+                self._install(self.config, begun)
 
     async def apply(self, change: Callable[[AutoscalerConfig], AutoscalerConfig]) -> None:
-        """Go over to another configuration.
+        """Go over to another configuration, wholly or not at all: what is new begins before anything changes.
 
         Args:
             change: makes it of the one that is in force; may raise, and nothing has changed then.
 
         Raises:
             TargetBusy: it removes a service that has something open. Nothing has changed.
+            Exception: a new service or its first round of metrics broke. Nothing has changed then either.
         """
         async with self._changing:
             config = change(self.config)
             removed = [service for service in self.runtimes if service not in config.service_targets]
-            for service in removed:
-                self._check_idle(service)
-            for service in removed:
-                self.runtimes[service].worker.retire()  # before the first await: it must not submit any more
-            before, self.config = self.config, config
-            if self.activated:
-                added = [service for service in config.service_targets if service not in self.runtimes]
-                await self._add(tuple(added), config)
-                for service in config.service_targets:
-                    if service not in added:
-                        await self._change(service, before, config)
-            for service in removed:
-                await self._close(self.runtimes.pop(service))
+            self._check_idle(removed)
+            if not self.activated:
+                self.config = config
+                return
+            begun = await self._begin(config)
+            try:
+                self._check_idle(removed)  # once more: meanwhile one of them may have asked for something
+            except TargetBusy:
+                await self._end(begun)
+                raise
+            self.config = config
+            gone = [self.runtimes.pop(service) for service in removed]
+            for runtime in gone:
+                runtime.worker.retire()
+            replaced = self._install(config, begun)
+            # Everything is in place; what is left over ends now. What was sent to an old URL is still followed there.
+            for collector in (*replaced.collectors, *(runtime.collector for runtime in gone)):
+                await collector.stop()
+            for target in (*replaced.targets, *(runtime.target for runtime in gone)):
+                await target.close()
 
-    def _check_idle(self, service: str) -> None:
-        state = self.runtimes[service].state
-        request = state.open_request()
-        if request is not None:
-            what = f"{request.action} {request.name} is {request.status}, cleanup {request.cleanup}"
-            raise TargetBusy(f"service {service!r} cannot be removed: {what}; try again when it is over")
+    def _check_idle(self, services: list[str]) -> None:
+        for service in services:
+            request = self.runtimes[service].state.open_request()
+            if request is not None:
+                what = f"{request.action} {request.name} is {request.status}, cleanup {request.cleanup}"
+                raise TargetBusy(f"service {service!r} cannot be removed: {what}; try again when it is over")
 
-    async def _add(self, services: tuple[str, ...], config: AutoscalerConfig) -> None:
-        """Start services. Collectors first, so that nobody sees a service that knows nothing (M30)."""
-        made = [(service, self._connect(config.service_targets[service])) for service in services]
-        collectors = [Collector(service, target, config) for service, target in made]
-        await asyncio.gather(*(collector.start() for collector in collectors))
-        for (service, target), collector in zip(made, collectors, strict=True):
-            state = ServiceState()
+    async def _begin(self, config: AutoscalerConfig) -> dict[str, _Begun]:
+        """The targets and collectors that a configuration needs and that are not at work yet, the collectors started.
+
+        They come first, so that nobody sees a service that knows nothing (M30).
+        """
+        begun: dict[str, _Begun] = {}
+        try:
+            for service, url in config.service_targets.items():
+                old = self.runtimes.get(service)
+                moved = old is None or url != self.config.service_targets[service]
+                if old is None or moved or _collects(config) != _collects(self.config):
+                    target = self._connect(url) if old is None or moved else old.target
+                    begun[service] = _Begun(target, Collector(service, target, config), moved)
+            starts = (one.collector.start() for one in begun.values())
+            for result in await asyncio.gather(*starts, return_exceptions=True):
+                if isinstance(result, BaseException):
+                    raise result
+        except BaseException:
+            await self._end(begun)
+            raise
+        return begun
+
+    async def _end(self, begun: dict[str, _Begun]) -> None:
+        """Undo :meth:`_begin`."""
+        for one in begun.values():
+            await one.collector.stop()
+        for one in begun.values():
+            if one.connected:
+                await one.target.close()
+
+    def _install(self, config: AutoscalerConfig, begun: dict[str, _Begun]) -> _Replaced:
+        """A worker for every service, over its state or a fresh one. Nothing is awaited; says what is left over."""
+        replaced = _Replaced([], [])
+        for service in config.service_targets:
+            old, new = self.runtimes.get(service), begun.get(service)
+            if old is None:
+                assert new is not None
+                target, collector, state = new.target, new.collector, ServiceState()
+            else:
+                target, collector, state = old.target, old.collector, old.state
+                old.worker.retire()
+                if new is not None:
+                    replaced.collectors.append(old.collector)
+                    if new.connected:
+                        replaced.targets.append(old.target)
+                    target, collector = new.target, new.collector
             worker = Worker(service, config, target, collector, state)
+            worker.deciding = old is None or old.worker.deciding
             self.runtimes[service] = Runtime(target, collector, worker, state)
             worker.start()
-
-    async def _change(self, service: str, before: AutoscalerConfig, after: AutoscalerConfig) -> None:
-        """A new worker over the same state. What was sent to an old URL is followed there."""
-        old = self.runtimes[service]
-        target, collector = old.target, old.collector
-        moved = after.service_targets[service] != before.service_targets[service]
-        if moved:
-            target = self._connect(after.service_targets[service])
-        if moved or _collects(after) != _collects(before):
-            collector = Collector(service, target, after)
-            await collector.start()
-            await old.collector.stop()
-        if moved:
-            await old.target.close()  # what was sent there and is open is still followed there
-        old.worker.retire()
-        worker = Worker(service, after, target, collector, old.state)
-        worker.deciding = old.worker.deciding
-        self.runtimes[service] = Runtime(target, collector, worker, old.state)
-        worker.start()
+        return replaced
 
     async def _close(self, runtime: Runtime) -> None:
         runtime.worker.retire()

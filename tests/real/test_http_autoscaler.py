@@ -140,7 +140,13 @@ def test_a_service_that_is_not_there_is_asked_again_and_again(tmp_path: pathlib.
         mine = client.ask("GET", "/status")[1]["services"]["genrm"]
         assert mine["current_engines"] is None and mine["pending_requests"] == []
         assert client.ask("GET", "/health")[1]["status"] == "healthy"  # it is the service that is not there
-        assert client.ask("PATCH", "/config", {"service_targets": {"genrm": None}})[0] == 200
+        for host in ("a..b", "a" * 64):  # no host at all is nobody there as well
+            patch = {"service_targets": {"genrm": None, "odd": f"http://{host}/genrm"}, "max_engines": 9}
+            assert client.ask("PATCH", "/config", patch)[1]["max_engines"] == 9
+            services = client.ask("GET", "/status")[1]["services"]
+            assert list(services) == ["odd"] and services["odd"]["current_engines"] is None
+        assert client.ask("GET", "/health")[1]["status"] == "healthy"
+        assert client.ask("PATCH", "/config", {"service_targets": {"odd": None}})[0] == 200
         assert client.ask("GET", "/status")[1]["services"] == {}
         scaler.signal(signal.SIGINT)
         assert scaler.wait() == 0

@@ -13,7 +13,7 @@ import pytest
 
 from protocol.errors import ConnectionLost, ConnectionRefused, ConnectTimeout, HttpError, Outcome, ReadTimeout
 from protocol.messages import EngineAddress, GenerateRequest, VersionSpan
-from real.http_call import new_session
+from real.http_call import answered, get_text, new_session
 from real.plain_client import PlainEngineClient
 
 Peer = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
@@ -123,6 +123,47 @@ def test_nobody_listens() -> None:
                 with pytest.raises(ConnectionRefused) as caught:
                     await client.get("/ready", connect_timeout_s=2.0, read_timeout_s=2.0)
         assert caught.value.outcome is Outcome.NOT_DONE
+
+    asyncio.run(body())
+
+
+_NO_HOSTS = ["a..b", "a" * 64, ".a", "", "[::1", "h:99999", "1.2.3.4.5", "ü..b", "x:y@a..b"]
+
+
+@pytest.mark.parametrize("host", _NO_HOSTS)
+def test_a_url_that_no_request_can_be_made_of_is_as_nobody_there(host: str) -> None:
+    """aiohttp raises UnicodeError for some, when it connects, and InvalidURL for others. Nothing was sent."""
+
+    async def body() -> None:
+        async with new_session() as session:
+            with pytest.raises(ConnectionRefused) as caught:
+                await get_text(session, f"http://{host}/engines", connect_timeout_s=2.0, read_timeout_s=2.0)
+            assert caught.value.outcome is Outcome.NOT_DONE
+
+    asyncio.run(body())
+
+
+@pytest.mark.parametrize("where", ["http://a..b/x", "http://[::1/x", "http://h:99999/x"])
+def test_who_was_redirected_to_no_host_at_all_has_asked_somebody(where: str) -> None:
+    moved = f"HTTP/1.1 307 Moved\r\nLocation: {where}\r\nContent-Length: 0\r\n\r\n".encode()
+
+    async def body() -> None:
+        async with engine(says(moved)) as client:
+            with pytest.raises(ConnectionLost) as caught:
+                await client.forward("/generate", "{}", read_timeout_s=2.0)
+            assert caught.value.outcome is Outcome.UNKNOWN
+
+    asyncio.run(body())
+
+
+def test_an_error_of_the_block_is_the_blocks() -> None:
+    async def body() -> None:
+        async with engine(says(whole("200 OK", b"\xff"))) as client, new_session() as session:
+            address = client.address
+            with pytest.raises(UnicodeError):
+                url = f"http://{address.host}:{address.port}/x"
+                async with answered(session, "POST", url, data="{}") as response:
+                    (await response.read()).decode("utf-8")
 
     asyncio.run(body())
 

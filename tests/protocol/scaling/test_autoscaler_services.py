@@ -106,6 +106,81 @@ def test_a_change_of_configuration_lets_the_worker_finish_its_submission() -> No
     play(body)
 
 
+@pytest.mark.parametrize("how", ["connect", "collect", "moved", "interval"])
+def test_a_patch_whose_services_do_not_begin_changes_nothing(how: str) -> None:
+    """Neither half of it: no target without a runtime, no other bound, no collector of an interval that is not so."""
+
+    async def body(at: Stage) -> None:
+        other = at.services["a://other"]
+
+        async def engines() -> ApiReply:
+            raise RuntimeError("something nobody foresaw")
+
+        other.engines = engines  # type: ignore[method-assign]
+        patch: dict[str, Any] = {
+            "connect": {"service_targets": {"new": "a://nowhere"}},
+            "collect": {"service_targets": {"new": "a://other", "newer": "a://rollout"}},
+            "moved": {"service_targets": {"genrm": "a://other"}},
+            "interval": {"service_targets": {"new": "a://other"}, "metrics_interval_secs": 2},
+        }[how]
+        before = (await at.api.get_config()).body
+        runtimes = dict(at.api._autoscaler.runtimes)
+        with pytest.raises((RuntimeError, KeyError)):
+            await at.api.patch_config({**patch, "max_engines": 9})
+        assert (await at.api.get_config()).body == before
+        assert at.api._autoscaler.runtimes == runtimes and at.genrm.closed == 0
+        asked: list[float] = []
+        for one in ("a://other", "a://rollout"):
+
+            async def count() -> ApiReply:
+                asked.append(asyncio.get_running_loop().time())
+                return ApiReply(200, {})
+
+            at.services[one].engines = count  # type: ignore[method-assign]
+        await asyncio.sleep(6)
+        assert len(at.genrm.posts) == 1 and not asked  # it is scaled as before, and no collector was left behind
+        assert (await at.api.patch_config({**patch, "max_engines": 9} if how != "connect" else {})).status == 200
+        if how != "connect":
+            await asyncio.sleep(6)
+            assert asked and (await at.view())["max_engines"] == 9
+
+    play(body)
+
+
+def test_an_autoscaler_that_could_not_start_can_be_started_again() -> None:
+    async def body(world: ScalingWorld) -> None:
+        world.engines = Pages()  # type: ignore[assignment]
+        api = Api(AutoscalerConfig.model_validate(QUICK))
+        api.services = {}
+        await api.start()
+        with pytest.raises(KeyError):
+            await api.activate()
+        assert not (await api.health()).body["started"]
+        api.services = {"a://genrm": FakeService("a://genrm")}
+        assert (await api.activate()).body == {"started": True, "services": ["genrm"]}
+        assert (await api.status()).body["services"]
+        await api.stop()
+
+    run(body)
+
+
+def test_a_service_that_asked_for_something_while_others_began_is_not_removed() -> None:
+    """The first look at it was before the new service's first round, which takes a second here."""
+
+    async def body(at: Stage) -> None:
+        at.services["a://other"].hangs = True
+        await asyncio.sleep(4.5)  # decides at 5 s
+        assert not at.genrm.posts
+        reply = await at.api.patch_config({"service_targets": {"genrm": None, "new": "a://other"}})
+        assert reply.status == 409 and at.genrm.posts
+        assert list((await at.api.status()).body["services"]) == ["genrm"]
+        at.genrm.end("ACTIVE")
+        await asyncio.sleep(6)
+        assert [item["status"] for item in await at.history()] == ["ACTIVE"]
+
+    play(body)
+
+
 def test_requests_follow_the_rollout_url_in_both_spellings() -> None:
     """M32."""
 
