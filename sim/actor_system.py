@@ -267,9 +267,7 @@ class ActorSystem:
         self.world.incarnations.setdefault(name, 0)  # the first is 1
         incarnation = self.world.next_incarnation(name)
         cost = self._costs.get(name, self._costs.get(spec.cls.__name__, self._cost_ns))
-        process = ActorProcess(
-            self, name, incarnation, node, data_calls=spec.limits.data_calls, cost_ns=cost
-        )
+        process = ActorProcess(self, name, incarnation, node, data_calls=spec.limits.data_calls, cost_ns=cost)
         self._adopt(process, spec, birth)
         self.cluster.enter(process)
         if spec.placement is not None:

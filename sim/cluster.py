@@ -106,6 +106,16 @@ class Cluster:
         node = self.node(name)
         return node.up and not node.dead
 
+    def in_touch(self, one: str, other: str) -> bool:
+        """Whether a process on ``one`` can have something done on ``other`` now, and be told so.
+
+        Not on a machine that is gone, nor on one declared dead, unless it is on that itself.
+        """
+        if one == other:
+            return self.node(other).up
+        reachable = self.network.reachable
+        return self.alive(other) and reachable(one, other) and reachable(other, one)
+
     def living(self) -> tuple[str, ...]:
         """Nodes that the control service believes to be alive (a loss shows after the health time-out)."""
         return tuple(name for name, node in self.nodes.items() if not node.dead)

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from typing import TYPE_CHECKING, Any
 
 from protocol.bad_answers import bad
-from protocol.errors import ConnectionRefused
+from protocol.errors import ConnectionRefused, PlacementError, SpawnFailed
 from protocol.messages import (
     AdminReply,
     EngineAddress,
@@ -43,21 +43,27 @@ class EnginesPort:
     async def launch(
         self, spec: EngineSpec, *, name: str, node: str | None = None, placement: Placement | None = None
     ) -> EngineAddress:
-        """Start an engine and return its address at once. Raises NameTaken, PlacementError (not done)."""
-        if not self._process.alive:
+        """Start an engine and return its address as soon as its node has heard of it.
+
+        Raises NameTaken, PlacementError (not done), SpawnFailed (unknown: its node was lost before it had answered).
+        """
+        shared, caller = self._shared, self._process
+        if not caller.alive:
             await self._loop.create_future()  # a dead process launches nothing
-        process = self._shared.start(spec, name, node, placement)
+        launch = shared.ask(spec, name, node, placement)
+        try:
+            process = await shared.have_done("launch", launch.where, caller, self._loop, lambda: shared.begin(launch))
+        except PlacementError as reason:
+            raise SpawnFailed(f"{name!r} did not start", attached=(reason,)) from None
         return EngineAddress(name, process.incarnation, process.host, process.port)
 
     async def alive(self, name: str) -> bool:
-        process = self._shared.processes.get(name)
-        return process is not None and process.alive
+        return self._shared.is_known(name, self._process.node)
 
     async def terminate(self, name: str) -> None:
         """SIGKILL. Silent when there is no such process, or no such process any more."""
-        process = self._shared.processes.get(name)
-        if process is not None and self._process.alive:
-            process.die("killed")
+        if self._process.alive:
+            await self._shared.end(name, self._process, self._loop)
 
     def client(self, address: EngineAddress) -> EngineClientPort:
         return EngineClientPort(self._shared, self._process, self._loop, address)

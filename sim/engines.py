@@ -7,13 +7,14 @@ complaint, as one whose tail was never written does; only its hash tells.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from protocol.errors import NameTaken, PlacementError
+from protocol.errors import NameTaken, PlacementError, SeatrialError
 from protocol.ports import EngineSpec, Placement
 from protocol.training.checkpoint import MANIFEST, hash_weights
 from sim.answer_faults import AnswerFault
@@ -24,7 +25,7 @@ from sim.http import settle
 from sim.loop import background
 from sim.network import CONTROL, Letter, Network
 from sim.profiles import load_profile
-from sim.resources import fits, show, units
+from sim.resources import Resources, fits, show, take, units
 from sim.world import Process, World
 
 if TYPE_CHECKING:
@@ -103,18 +104,35 @@ class SharedEngines:
 
     # --- starting ---
 
-    def start(
-        self, spec: EngineSpec, name: str, node: str | None, placement: Placement | None
-    ) -> EngineProcess | None:
+    def start(self, spec: EngineSpec, name: str, node: str | None, placement: Placement | None) -> EngineProcess:
         """Start a process at once, as a supervisor outside of the world would.
 
-        None: nothing was started, for the machine is gone, which nobody knows yet. Raises as ``ask`` does.
+        Raises NameTaken or PlacementError (not done): a machine that is gone starts nothing, noticed or not.
         """
         launch = self.ask(spec, name, node, placement)
-        if self.cluster.node(launch.where).up:
-            return self.begin(launch)
-        self._withdraw(launch)
-        return None
+        if not self.cluster.node(launch.where).up:
+            self._withdraw(launch)
+            raise PlacementError(f"node {launch.where} is gone")
+        return self.begin(launch)
+
+    def where_again(self, name: str) -> str:
+        """On which node ``start`` puts the latest engine of that name, as it was launched, once that is dead.
+
+        Raises NameTaken or PlacementError: it cannot, as things are.
+        """
+        if name in self._launches:
+            raise NameTaken(f"another engine named {name} is being started")
+        spec, node, placement = self.specs[name]
+        if placement is not None:
+            return self.groups.node_of(placement)
+        process, need = self.processes[name], units([("GPU", spec.num_gpus)])
+        where = self.cluster.choose(node or self._emptiest(process, need), self.cluster.head)
+        free = dict(self.cluster.nodes[where].free)
+        if where == process.node and process.alive:
+            take(need, free, -1)
+        if not fits(need, free):
+            raise PlacementError(f"node {where!r} has not got {show(need)} free; it has {show(free)}")
+        return where
 
     def ask(self, spec: EngineSpec, name: str, node: str | None, placement: Placement | None) -> Launch:
         """Take a name and GPUs. Raises NameTaken or PlacementError (not done)."""
@@ -184,6 +202,15 @@ class SharedEngines:
         reservation = self.cluster.reserve(where, need)
         return reservation.node, lambda: self.cluster.release(reservation)
 
+    def _emptiest(self, leaving: EngineProcess | None = None, of_it: Resources | None = None) -> str | None:
+        """The emptiest living node, the first of equals. ``leaving``: what that process has counts as free."""
+
+        def free(name: str) -> int:
+            more = of_it["GPU"] if of_it and leaving is not None and leaving.alive and leaving.node == name else 0
+            return self.cluster.nodes[name].free.get("GPU", 0) + more
+
+        return max(self.cluster.living(), key=free, default=None)
+
     def _free_port(self, node: str) -> int:
         # The lowest free one, as the real allocator does: a new engine gets the port of one that died (hazard H5).
         taken = self._ports.setdefault(node, set())
@@ -240,9 +267,7 @@ class SharedEngines:
         except PlacementError:
             return  # declared dead, and the name is free
 
-    async def have_done(
-        self, what: str, node: str, asker: Process, loop: ActorLoop, action: Callable[[], T]
-    ) -> T:
+    async def have_done(self, what: str, node: str, asker: Process, loop: ActorLoop, action: Callable[[], T]) -> T:
         """Have a node do something: at once while it is in touch, else by messages, which wait for the repair.
 
         Raises PlacementError: the node was declared dead before its answer came. What ``action`` raises, it raises.
@@ -251,9 +276,7 @@ class SharedEngines:
             return action()
         network, system = self.network, self.world.os_of(node)
         answer: asyncio.Future[T] = loop.create_future()
-        letter = Letter(
-            network.next_number(), what, background.get(), f"{asker.name}/{asker.incarnation}/{asker.n}"
-        )
+        letter = Letter(network.next_number(), what, background.get(), f"{asker.name}/{asker.incarnation}/{asker.n}")
 
         def arrives() -> None:
             if not self.cluster.alive(node):

@@ -17,6 +17,8 @@ from protocol.errors import PlacementError
 from protocol.ports import Placement, PlacementState
 from sim.clock import Entry
 from sim.cluster import Cluster, Reservation
+from sim.copying import SMALL
+from sim.network import CONTROL, Letter
 from sim.resources import Resources, fits, show, take, units
 from sim.timings import ns
 from sim.world import Process
@@ -82,6 +84,7 @@ class PlacementGroupTable:
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
         self.world = cluster.world
+        self.network = cluster.network
         self.timings = cluster.timings
         self.groups: dict[str, PlacementGroup] = {}
         self._faults: list[PlacementFault] = []
@@ -154,20 +157,26 @@ class PlacementGroupTable:
         """A process runs in a group: its removal kills it."""
         self.group(placement.group_id).processes[process.id] = process
 
-    def reserve(self, placement: Placement, need: Resources) -> None:
-        """Take resources of a bundle. Raises PlacementError (not done): they are not free."""
+    def holds(self, placement: Placement, node: str) -> bool:
+        """Whether the group still has that bundle on that node."""
+        held = self._bundle(placement).held
+        return held is not None and held.node == node
+
+    def reserve(self, placement: Placement, need: Resources) -> Callable[[], None]:
+        """Take resources of a bundle; returns how to give them back. Raises PlacementError (not done): not free."""
         bundle = self._bundle(placement)
         if bundle.held is None or not fits(need, bundle.free):
             raise PlacementError(
                 f"bundle {placement.bundle} of {placement.group_id} has {show(bundle.free)} free, not {show(need)}"
             )
         take(need, bundle.free)
+        held = bundle.held
 
-    def release(self, placement: Placement, need: Resources) -> None:
-        """Give back what ``reserve`` took."""
-        bundle = self._bundle(placement)
-        if bundle.held is not None:
-            take(need, bundle.free, -1)
+        def give_back() -> None:
+            if bundle.held is held:  # else it was placed anew, or removed: what was taken went with the old place
+                take(need, bundle.free, -1)
+
+        return give_back
 
     def _bundle(self, placement: Placement) -> Bundle:
         bundles = self.group(placement.group_id).bundles
@@ -254,11 +263,25 @@ class PlacementGroupTable:
             return
         self._set_state(group, "REMOVED")
         for process in list(group.processes.values()):
-            process.die("killed", f"placement group {group.id} was removed")
+            self._have_killed(process, f"placement group {group.id} was removed")
         for bundle in group.bundles:
             held, bundle.held, bundle.free = bundle.held, None, {}
             if held is not None:
                 self.cluster.release(held)
+
+    def _have_killed(self, process: Process, why: str) -> None:
+        """Have its node's raylet kill it: now, or when that is reached again. One declared dead kills nobody."""
+        head, node = self.cluster.head, process.node
+
+        def kill() -> None:
+            if self.cluster.alive(node):
+                process.die("killed", why)
+
+        if self.cluster.in_touch(head, node):
+            kill()
+        elif self.cluster.alive(node):
+            letter = Letter(self.network.next_number(), "removal", False, "")
+            self.network.send(self.world.os_of(head), self.world.os_of(node), CONTROL, letter, SMALL, kill)
 
     def _set_state(self, group: PlacementGroup, state: PlacementState) -> None:
         self.world.observe("placement.state", group=group.id, state=state, owner=group.owner)
