@@ -16,7 +16,7 @@ from itertools import count
 from typing import Any
 
 from protocol.errors import message_of
-from sim.clock import Clock, Draw, Entry, NodeClock, SimulationStopped
+from sim.clock import NEVER_NS, Clock, Draw, Entry, NodeClock, SimulationStopped
 from sim.loop import ActorLoop, background
 from sim.loop_objects import SimHandle
 
@@ -28,7 +28,6 @@ LIVELOCK_CALLBACKS = 100_000
 
 _GC_STEPS = 100_000  # kernel steps between two collections of the young generations; part of what is replayed
 _GC_FULL = 25  # every how many of these the old generation is collected too
-_NEVER_NS = 1 << 80
 _STALL_CHECK_NS = 5_000_000_000
 _PROGRESS_GRAIN_NS = 1_000_000_000
 _PLAIN_CLOCK = NodeClock()
@@ -107,7 +106,7 @@ class Kernel:
     def _run(self, until: Callable[[], bool], until_ns: int | None) -> str:
         clock = self.clock
         queue: list[Any] = clock._queue
-        limit_ns = _NEVER_NS if until_ns is None else until_ns
+        limit_ns = NEVER_NS - 1 if until_ns is None else until_ns
         steps = self.steps
         collect_at = steps - steps % _GC_STEPS + _GC_STEPS
         try:
@@ -133,6 +132,8 @@ class Kernel:
                     raise SimulationStopped("deadlock", self.report("nothing is scheduled any more"))
                 t_ns = queue[0][0]
                 if t_ns > limit_ns:
+                    if t_ns >= NEVER_NS:
+                        raise SimulationStopped("deadlock", self.report("nothing is scheduled any more"))
                     clock._now = limit_ns
                     return "time_limit"
                 if t_ns != clock._now:
@@ -289,6 +290,8 @@ class Kernel:
             return
         for entry in self.clock._queue:
             item: Any = entry[3]
+            if entry[0] >= NEVER_NS:
+                continue
             if type(item) is SimHandle:
                 # Somebody who is no background work has set an alarm: however late it rings, it is waited for.
                 if not item._context.get(background, False) and not item._cancelled and not item._loop.dead:

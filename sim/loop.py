@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from simpy.events import NORMAL, Event
 
-from sim.clock import NodeClock
+from sim.clock import NEVER_NS, NodeClock
 from sim.loop_objects import SimFuture, SimHandle, SimTask
 from sim.refused import RefusedLoop
 
@@ -146,8 +146,12 @@ class ActorLoop(RefusedLoop):
         if delay is None:
             raise TypeError("delay must not be None")
         clock = self._clock
-        # A positive delay takes at least a nanosecond, so that `while time() < deadline: sleep(rest)` ends.
-        ns = (round(delay * 1_000_000_000) or 1) if delay > 0 else 0
+        # A positive delay takes at least a nanosecond, so that `while time() < deadline: sleep(rest)` ends. NaN is due
+        # at once: no comparison with it holds, here as in asyncio's heap.
+        try:
+            ns = (round(delay * 1_000_000_000) or 1) if delay > 0 else 0
+        except OverflowError:
+            return self._call_outside_of_time(self.time() + delay, callback, args, context)
         if self.drift_ppb:
             return self.call_at(self.time() + delay, callback, *args, context=context)
         t_ns = clock._now + ns
@@ -173,7 +177,10 @@ class ActorLoop(RefusedLoop):
         if when is None:
             raise TypeError("when cannot be None")
         clock = self._clock
-        t_ns = round(when * 1_000_000_000) - self.origin_ns
+        try:
+            t_ns = round(when * 1_000_000_000) - self.origin_ns
+        except (OverflowError, ValueError):
+            return self._call_outside_of_time(when, callback, args, context)
         if self.drift_ppb:
             t_ns = -(-t_ns * 1_000_000_000 // (1_000_000_000 + self.drift_ppb))  # up: never early by its own clock
         now = clock._now
@@ -186,6 +193,21 @@ class ActorLoop(RefusedLoop):
         if self._shut:
             self._check_closed()
         else:
+            _heappush(clock._queue, (t_ns, NORMAL, next(clock._eid), timer))
+        return timer
+
+    def _call_outside_of_time(
+        self, when: float, callback: Any, args: Any, context: contextvars.Context | None
+    ) -> asyncio.TimerHandle:
+        """A timer for a time that is no count of nanoseconds: never due (but held, as any other) or due at once."""
+        timer: Any = self._handle(callback, args, context)
+        timer._when = when
+        timer._scheduled = True
+        if self._shut:
+            self._check_closed()
+        else:
+            clock = self._clock
+            t_ns = NEVER_NS if when > 0 else clock._now  # at once: -inf, and NaN
             _heappush(clock._queue, (t_ns, NORMAL, next(clock._eid), timer))
         return timer
 

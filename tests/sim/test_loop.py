@@ -6,6 +6,7 @@ import asyncio
 import contextvars
 import functools
 import gc
+import math
 import weakref
 from collections.abc import Coroutine
 from typing import Any
@@ -63,6 +64,64 @@ class TestTime:
         kernel = Kernel()
         loop = kernel.new_loop("x", NodeClock(origin_ns=123_456_789_012_345))
         assert loop.run_until_complete(main()) <= 2
+
+    @pytest.mark.parametrize("clock", [NodeClock(), NodeClock(5 * SECOND, 1_000_000)])
+    @pytest.mark.parametrize("delay", [math.inf, 1e300, 1e100])
+    def test_what_is_never_due_is_a_timer_all_the_same(self, delay: float, clock: NodeClock) -> None:
+        seen: list[str] = []
+
+        async def sleeps() -> None:
+            try:
+                await asyncio.sleep(delay)
+            finally:
+                seen.append("woken")
+
+        async def main() -> None:
+            loop = asyncio.get_running_loop()
+            sleeper = loop.create_task(sleeps())
+            async with asyncio.timeout(delay) as bound:
+                await asyncio.wait_for(asyncio.sleep(1), delay)
+            assert not bound.expired()
+            later, at = (
+                loop.call_later(delay, seen.append, "later"),
+                loop.call_at(loop.time() + delay, seen.append, "at"),
+            )
+            assert later.when() == pytest.approx(delay) and at.when() == pytest.approx(delay)
+            at.cancel()
+            assert at.cancelled() and not later.cancelled()
+            gc.collect()  # its timer holds the sleeper's future, and that the sleeper
+            await asyncio.sleep(10 * 365 * 86_400)
+            assert seen == [] and not sleeper.done()
+            sleeper.cancel()
+            await asyncio.wait([sleeper])
+            assert seen == ["woken"]
+
+        Kernel().new_loop("x", clock).run_until_complete(main())
+
+    def test_a_sleeper_that_nobody_else_holds_is_held_by_its_timer(self) -> None:
+        async def main() -> None:
+            loop = asyncio.get_running_loop()
+            sleeper = weakref.ref(loop.create_task(asyncio.sleep(math.inf)))
+            await asyncio.sleep(1)
+            gc.collect()
+            assert sleeper() is not None
+
+        run(main())
+
+    @pytest.mark.parametrize("clock", [NodeClock(), NodeClock(5 * SECOND, 1_000_000)])
+    @pytest.mark.parametrize("never", [math.nan, -math.inf])
+    def test_nan_is_due_at_once_as_in_asyncio(self, never: float, clock: NodeClock) -> None:
+        async def main() -> list[float]:
+            loop = asyncio.get_running_loop()
+            began = loop.time()
+            seen: list[float] = []
+            loop.call_later(never, lambda: seen.append(loop.time() - began))
+            loop.call_at(never, lambda: seen.append(loop.time() - began))
+            await asyncio.sleep(0.1)
+            return seen
+
+        assert Kernel().new_loop("x", clock).run_until_complete(main()) == [0, 0]
+        assert len(asyncio.run(main())) == 2
 
     def test_each_node_has_its_origin_and_drift(self) -> None:
         kernel = Kernel()
@@ -340,6 +399,28 @@ class TestNoProgress:
         with pytest.raises(SimulationStopped, match="waits_for_nobody|locks.py") as caught:
             run(waits_for_nobody())
         assert caught.value.reason == "deadlock"
+
+    def test_who_sleeps_for_ever_is_named_too(self) -> None:
+        async def sleeps_for_ever() -> None:
+            await asyncio.sleep(math.inf)
+
+        with pytest.raises(SimulationStopped, match="Task-1 waits at .* in sleep") as caught:
+            run(sleeps_for_ever())
+        assert caught.value.reason == "deadlock"
+
+    def test_an_alarm_that_never_rings_is_not_waited_for(self) -> None:
+        kernel, a, _ = two()
+        kernel.open_work = lambda: ["a call"]
+
+        async def periodic() -> None:
+            background.set(True)
+            while True:
+                await asyncio.sleep(1)
+
+        tasks = [a.create_task(periodic()), a.create_task(asyncio.sleep(math.inf))]
+        with pytest.raises(SimulationStopped, match="only periodic work is left"):
+            finish(kernel, *tasks)
+        kernel.close()
 
     def test_periodic_work_is_not_progress(self) -> None:
         kernel, a, _ = two()
