@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, NoReturn, TypeVar
 
 import ray
+from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from protocol import ports
@@ -39,6 +40,7 @@ from real.storage import FileStorage
 T = TypeVar("T")
 
 DRIVER = "driver"
+_REGISTRY_ANSWERS_S = 5.0
 
 
 class RealBackend:
@@ -51,7 +53,7 @@ class RealBackend:
         self.log = ProcessLog(
             run.folder, identity.name, identity.incarnation, run.started_ns, run.clock_offset_ns(self._node)
         )
-        self.census = Census(run.folder)
+        self.census = Census(run.folder, self._dead_of)
         links = Links(self.log.faults, self.census, self.log)
         self.caller = Caller(run, identity, self.log, links)
         self._me = RealHandle(self.caller, identity.name, identity.incarnation, identity.calls, identity.streams)
@@ -211,6 +213,17 @@ class RealBackend:
         """End this process at once, as a failure of its own; no ``finally`` runs."""
         self.log.emit("actor.died", reason="crashed", detail=f"{type(error).__name__}: {error}")
         os._exit(1)
+
+    def _dead_of(self, processes: list[tuple[str, int]]) -> list[tuple[str, int]]:
+        """Of processes on other machines, those that the registry knows to be dead. Blocks for some milliseconds."""
+        if self.ray_has_ended:
+            return []
+        try:
+            asked = self._registry.dead_of.remote(self.run.run, processes)
+            dead: list[tuple[str, int]] = ray.get(asked, timeout=_REGISTRY_ANSWERS_S)
+        except RayError:  # then nobody knows, and who is not known to be dead must not be called so
+            return []
+        return dead
 
     def _background_ended(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:

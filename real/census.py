@@ -16,6 +16,7 @@ import signal
 import socket
 import struct
 import urllib.parse
+from collections.abc import Callable, Collection
 from typing import Any, Final, Literal, NamedTuple
 
 _IN_FLIGHT: Final = struct.Struct("<q")
@@ -23,6 +24,8 @@ _SIZE: Final = 4096
 _PF_EXITING: Final = 0x4  # include/linux/sched.h
 
 Role = Literal["actor", "engine", "driver"]
+Process = tuple[str, int]
+"""(name, incarnation)"""
 
 
 class ProcessCard(NamedTuple):
@@ -43,8 +46,18 @@ class ProcessCard(NamedTuple):
     in_flight: int
 
     @property
+    def is_here(self) -> bool:
+        """Whether it is on this process's machine."""
+        return self.host == socket.gethostname()
+
+    @property
     def alive(self) -> bool:
-        """Whether the process exists, is no zombie and has not begun to die."""
+        """Whether the process exists, is no zombie and has not begun to die.
+
+        Raises RuntimeError: it is on another machine, of which this one's /proc says nothing; see ``Census.is_alive``.
+        """
+        if not self.is_here:
+            raise RuntimeError(f"{self.name} runs on {self.host}; who is alive there is not seen from here")
         # The kernel gives pids again: the start time tells one process from the next. A dying process closes its
         # connections before it becomes a zombie, so that its clients may know of its death sooner than its state.
         try:
@@ -93,10 +106,13 @@ class Census:
 
     Args:
         folder: of the run.
+        dead_of: tells which of some processes, (name, incarnation) each, are known to be dead. It is asked about those
+            of other machines alone; without it nobody is known to be dead there.
     """
 
-    def __init__(self, folder: str) -> None:
+    def __init__(self, folder: str, dead_of: Callable[[list[Process]], Collection[Process]] = lambda _: ()) -> None:
         self._folder = folder
+        self._dead_of = dead_of
 
     def find(self, name: str) -> ProcessCard | None:
         """The latest incarnation of a name, dead or alive; None when there never was one."""
@@ -120,6 +136,19 @@ class Census:
             cards = (self.find(urllib.parse.unquote(name[:-5])) for name in names if name.endswith(".card"))
             return [card for card in cards if card is not None]
         return []
+
+    def living(self) -> list[ProcessCard]:
+        """As ``everybody``, without the dead. On other machines: without those whose death somebody knows of."""
+        cards = self.everybody()
+        elsewhere = [(card.name, card.incarnation) for card in cards if not card.is_here]
+        dead = set(self._dead_of(elsewhere)) if elsewhere else set()
+        return [card for card in cards if (card.alive if card.is_here else (card.name, card.incarnation) not in dead)]
+
+    def is_alive(self, card: ProcessCard) -> bool:
+        """Whether a process lives; on another machine, whether nobody knows of its death."""
+        if card.is_here:
+            return card.alive
+        return not self._dead_of([(card.name, card.incarnation)])
 
 
 def _path(folder: str, name: str) -> pathlib.Path:

@@ -152,6 +152,15 @@ class NameRegistry:
         entry = self._runs[run].names[name][incarnation - 1]
         return None if self._is_dead(run, name, entry) else (entry.pid, entry.node)
 
+    def dead_of(self, run: str, processes: list[tuple[str, int]]) -> list[tuple[str, int]]:
+        """Those of some processes, (name, incarnation) each, that are dead. One that it does not know is not."""
+        names = self._runs[run].names
+        return [
+            (name, incarnation)
+            for name, incarnation in processes
+            if 0 < incarnation <= len(names.get(name, ())) and self._is_dead(run, name, names[name][incarnation - 1])
+        ]
+
     def find(self, run: str, name: str) -> tuple[int, frozenset[str], frozenset[str]] | None:
         """(incarnation, calls, streams) of the living incarnation of a name."""
         past = self._runs[run].names.get(name, [])

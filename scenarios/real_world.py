@@ -80,7 +80,6 @@ class RealStage(FaultPort):
         http_port: int | None = None,
         watch: Callable[[RealStage], None] | None = None,
     ) -> None:
-        from real.census import Census
         from real.tail import EvidenceTail
 
         super().__init__()
@@ -96,7 +95,6 @@ class RealStage(FaultPort):
         """Where the control APIs are; empty as long as they are not."""
         self.progress = Progress()
         self.tail = EvidenceTail(folder)
-        self._census = Census(folder)
         self._draws = random.Random(f"injector/{seed}")
         self._quiet = asyncio.Event()
         self._listen: Callable[[str, Any], None] | None = None
@@ -147,12 +145,14 @@ class RealStage(FaultPort):
             await self._conduct(model.limits.time_limit_s)
         finally:
             watching.cancel()
-            self.tail.look()
-            self._end.took_s = self.seconds
-            self._end.refused = self.injector.refused
-            cards = self._census.everybody()
-            self._end.alive = [(card.name, card.incarnation) for card in cards if card.alive]
+            self._note_end()
             await self._breakpoints.close()
+
+    def _note_end(self) -> None:
+        self._end.took_s = self.seconds
+        self._end.refused = self.injector.refused
+        self._end.alive = [(card.name, card.incarnation) for card in self._backend.census.living()]
+        self.tail.look()
 
     async def _conduct(self, within_s: float) -> None:
         try:
@@ -235,8 +235,8 @@ class RealStage(FaultPort):
         ]
         engines = [
             Held("request", f"{card.in_flight} requests in {card.name}/{card.incarnation}")
-            for card in self._census.everybody()
-            if card.role == "engine" and card.in_flight and card.alive
+            for card in self._backend.census.living()
+            if card.role == "engine" and card.in_flight
         ]
         return calls + engines
 
@@ -247,8 +247,8 @@ class RealStage(FaultPort):
 
         found = [
             Held("process", f"{card.role} {card.name}/{card.incarnation} on {card.node}")
-            for card in self._census.everybody()
-            if card.role != "driver" and card.alive
+            for card in self._backend.census.living()
+            if card.role != "driver"
         ]
         found += [Held("placement_group", f"{group} is {state}") for group, state in groups_of(self._run)]
         free, have = gpus()
@@ -318,11 +318,8 @@ class RealStage(FaultPort):
         self.tail.look()
         return [
             SeenReplica(card.name, card.in_flight, self.tail.born.get((card.name, card.incarnation), 0))
-            for card in self._census.everybody()
-            if card.role == "engine"
-            and card.name.startswith(prefix)
-            and card.name[len(prefix) :].isdigit()
-            and card.alive
+            for card in self._backend.census.living()
+            if card.role == "engine" and card.name.startswith(prefix) and card.name[len(prefix) :].isdigit()
         ]
 
     def below(self, n: int) -> int:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from protocol import faulting
 from protocol.faulting import FaultsInForce, MustHit, Target
-from real.census import Census
 from real.faults.kinds import (
     ClockSkew,
     Fault,
@@ -126,7 +125,7 @@ def real_faults(
         on_idle: called when the last fault in force has healed.
     """
     folder = backend.run.folder
-    return RealFaults(Site(backend, TableWriter(folder), Census(folder), bandwidth, machines), on_idle)
+    return RealFaults(Site(backend, TableWriter(folder), backend.census, bandwidth, machines), on_idle)
 
 
 class RealFaults(FaultsInForce[ActiveFault]):

@@ -167,7 +167,7 @@ class MetricsFault(TabledFault):
             raise FaultRefused(f"target {self.target.name!r}: there is no such process")
         if card.role != "engine":
             raise FaultRefused(f"{card.name} is no engine: it has no metrics page")
-        if not card.alive:
+        if not self.site.census.is_alive(card):
             raise FaultRefused(f"target {card.name!r}: it is dead already (incarnation {card.incarnation})")
         return {"in_flight": card.in_flight}
 
@@ -209,4 +209,4 @@ class RemovalFails(TabledFault):
 
 def processes_on(site: Site, node: str) -> int:
     """How many processes of the run live on a node."""
-    return sum(card.node == node and card.alive for card in site.census.everybody())
+    return sum(card.node == node for card in site.census.living())

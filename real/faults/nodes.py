@@ -27,7 +27,7 @@ class NodeLoss(Fault):
         if name == site.backend.node:
             raise FaultRefused(f"target {name!r}: the driver runs there")
         self.machines = site.machines
-        self._lost = [card for card in site.census.everybody() if card.node == name and card.alive]
+        self._lost = [card for card in site.census.living() if card.node == name]
         return {"processes": len(self._lost)}
 
     def inject(self) -> None:

@@ -35,7 +35,7 @@ class ProcessFault(Fault):
             raise FaultRefused(f"target {name!r}: there is no such process")
         if card.role == "driver":
             raise FaultRefused(f"target {name!r}: the driver is what injects the faults")
-        if card.host != socket.gethostname():
+        if not card.is_here:
             raise FaultRefused(
                 f"target {name!r}: it runs on {card.host}, and signals reach {socket.gethostname()} alone"
             )
