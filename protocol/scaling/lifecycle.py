@@ -10,6 +10,7 @@ One lifecycle is one background task that does one operation, replica by replica
 - **In** (scaling.md 5): the newest elastic replica is put in drain, its identity known before anybody can see it; the
   watcher proves that it is idle; its process ends, its group is removed and seen REMOVED; then the next one. A victim
   without proof is parked: it stays unroutable, keeps its process and its group, and nobody else is chosen in its place.
+  One whose recovery was under way is named by the incarnation that the gateway has, which may change once.
 - ``physical_done`` is said after the last of this, and not before: a terminal phase alone would let a second lifecycle
   begin while the first one still owns a group.
 """
@@ -138,6 +139,7 @@ class ScaleManager:
         lifecycle = self._lifecycles.get(operation)
         if lifecycle is None:
             return None
+        await self._settle(lifecycle)
         capacity = self._slots.capacity()
         return Progress(
             phase=lifecycle.phase,
@@ -361,8 +363,29 @@ class ScaleManager:
             self._emit_drain(lifecycle.operation, lifecycle.victim, "parked")
             raise _Stopped(f"{slot.name} is parked: {why}")
 
+    async def _settle(self, lifecycle: _Lifecycle) -> None:
+        """Name the victim by the incarnation that the gateway has: one that recovery was given leave to publish may not
+        have got there, and never will from now on unless its message is under way."""
+        slot, victim = lifecycle.slot, lifecycle.victim
+        if slot is None or slot.address is None or slot.predecessor is None or victim is None or lifecycle.drained:
+            return
+        known = await self._replicas.member(slot.address, slot.predecessor)
+        if known == slot.address:
+            slot.predecessor = None  # published, and the one before it is gone for good
+        if known is None or known == victim.address or lifecycle.victim != victim or lifecycle.drained:
+            return  # as before, or changed meanwhile
+        self._generation += 1
+        lifecycle.victim = Victim(known, slot.rank, self._generation)
+        self._emit_drain(lifecycle.operation, lifecycle.victim, "chosen")
+
     async def _remove(self, lifecycle: _Lifecycle, slot: Slot) -> str:
         """End a drained victim. Returns what is left of it, empty when it is confirmed gone."""
+        old, new = slot.predecessor, slot.address
+        if old is not None and new is not None and lifecycle.victim is not None and lifecycle.victim.address == old:
+            if not await self._replicas.fence(old, new):
+                lifecycle.drained = False
+                return "the gateway may have a later incarnation; it is kept"
+            slot.predecessor = None
         await self._end_process(slot)
         slot.held = True
         if slot.address is not None:

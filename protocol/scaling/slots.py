@@ -21,6 +21,9 @@ class Slot:
     name: str
     initial: bool = False
     address: EngineAddress | None = None
+    predecessor: EngineAddress | None = None
+    """The incarnation before ``address``, which recovery has adopted and may not have published: the gateway may have
+    either of the two."""
     operation: str = ""
     """The operation that created it, or that drains it."""
     group: str = ""
@@ -115,11 +118,15 @@ class Slots:
     # --- recovery ---
 
     def may_recover(self, address: EngineAddress) -> RecoveryLeave:
-        """Whether recovery may start this replica again: never one that is on its way out, or not yet in."""
+        """Whether recovery may start this replica again: never one that is on its way out, or not yet in.
+
+        The one before an incarnation that was adopted may be named too: a recovery whose publication came to nothing
+        begins anew with it. Whether there is one to begin, the gateway knows, which it asks next.
+        """
         slot = self._by_name.get(address.name)
         if slot is None:
             return RecoveryLeave(False, why="no replica of this service")
-        if slot.address != address:
+        if address not in (slot.address, slot.predecessor):
             return RecoveryLeave(False, why="superseded by another incarnation")
         for reason in ("retired", "candidate", "draining", "held", "unreleased"):
             if getattr(slot, reason):
@@ -127,12 +134,13 @@ class Slots:
         return RecoveryLeave(True, Placement(slot.group) if slot.group else None)
 
     def adopt(self, old: EngineAddress, new: EngineAddress) -> bool:
-        """Recovery has a new incarnation ready; False: the replica is on its way out meanwhile, so end it."""
-        slot = self._by_name.get(old.name)
-        if slot is not None and slot.address == new:
-            return True
+        """Recovery has a new incarnation ready. False: the replica is on its way out meanwhile, or has a later one."""
         if not self.may_recover(old).allowed:
             return False
-        assert slot is not None
-        slot.address = new
+        slot = self._by_name[old.name]
+        if slot.address == new:
+            return True
+        if slot.address is not None and slot.address.incarnation > new.incarnation:
+            return False  # late
+        slot.predecessor, slot.address = old, new
         return True

@@ -128,7 +128,7 @@ class Recovery:
         if await self._publish(old, new):
             self._step(new, "published")
         else:
-            self._step(new, "gave_up", await self._clean_up(new))
+            self._step(new, "gave_up", await self._clean_up(old))
 
     # --- the old process ---
 
@@ -146,7 +146,11 @@ class Recovery:
             ) from None
 
     async def _clean_up(self, address: EngineAddress) -> str:
-        """End what was launched for a recovery that came to nothing. Returns what became of it."""
+        """End what was launched in place of ``address`` for nothing. Returns what became of it.
+
+        Not so where the gateway has a later incarnation, ours for example, whose publication was not answered: it may
+        have calls in flight, and health or its drain looks after it.
+        """
         try:
             members: tuple[EngineAddress, ...] = await self._gateway.call("roster")
             if any(m.name == address.name and m.incarnation > address.incarnation for m in members):
@@ -288,7 +292,10 @@ class Recovery:
             )
 
     async def _publish(self, old: EngineAddress, new: EngineAddress) -> bool:
-        """Idempotent at owner and gateway, so a lost answer is asked for again until the attempt's deadline."""
+        """Idempotent at owner and gateway, so a lost answer is asked for again until the attempt's deadline.
+
+        Where that comes first the next attempt begins with the same ``old``, which the owner keeps until then.
+        """
         while True:
             try:
                 if self._owner is not None and not await self._owner.call("adopt", old, new):
