@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from typing import Any
+from typing import Any, Final
 
 from pydantic import ValidationError
 
@@ -31,6 +31,7 @@ from protocol.scaling.bodies import (
 )
 from protocol.scaling.contract import Capacity, CleanupReport, Direction, Progress, Victim
 from protocol.scaling.drain import DrainGate
+from protocol.scaling.hooks import ManagerPeer, NoHook
 from protocol.scaling.judge import asked_of, generate
 from protocol.scaling.registry import STATUS_OF, Operation, ScaleRegistry
 from protocol.scaling.watcher import Watcher
@@ -91,8 +92,8 @@ class ScaleApi:
         )
         for about, gateway_handle, manager_handle in self._given:
             gateway = Peer(gateway_handle, config.call_timeout_s)
-            manager = Peer(manager_handle, config.progress_timeout_s)
-            cleaner = Peer(manager_handle, config.reconcile_timeout_s)
+            manager = ManagerPeer(manager_handle, config.progress_timeout_s)
+            cleaner = ManagerPeer(manager_handle, config.reconcile_timeout_s)
             watcher = Watcher(config, self._registry, manager, DrainGate(gateway))
             self._models[about.name] = _Model(about, gateway_handle, gateway, manager, cleaner, watcher)
 
@@ -182,14 +183,17 @@ class ScaleApi:
         if not operation.cleanup_required:
             return self._reconciled(operation, True, "already clean")
         model = self._models[operation.model_name]
-        proof: Victim | None = None
-        if direction == "scale_in":
-            refusal = await self._look_before(model, operation)
-            if isinstance(refusal, ApiReply):
-                return refusal
-            proof = refusal
         try:
+            await self._call_off(model, operation)
+            proof: Victim | None = None
+            if direction == "scale_in":
+                refusal = await self._look_before(model, operation)
+                if isinstance(refusal, ApiReply):
+                    return refusal
+                proof = refusal
             report: CleanupReport = await model.cleaner.call("reconcile", request_id, proof)
+        except NoHook as error:
+            return _error(503, "NO_RECONCILE_HOOK", f"{error.message}; an operator must look")
         except SeatrialError as error:
             return _error(503, "MANAGER_UNKNOWN", f"the manager does not answer: {error.message}; try again")
         if not report.known:
@@ -200,21 +204,42 @@ class ScaleApi:
             self._registry.cleaned(operation, report.detail)
         return self._reconciled(operation, report.victim_cleared, report.detail)
 
+    async def _call_off(self, model: _Model, operation: Operation) -> None:
+        """Tell the manager that the operation is over, where its watcher could not.
+
+        One that was begun and not executed, or is not known to have been begun, stands still from then on, and is done.
+        """
+        if operation.called_off and operation.handed_over:
+            return
+        try:
+            await model.manager.call("abort", operation.request_id, operation.direction, operation.handed_over)
+        except NoHook:
+            return  # whether its lifecycle is at work, it says itself
+        operation.called_off = True
+
     async def _look_before(self, model: _Model, operation: Operation) -> ApiReply | Victim | None:
         """What must be known before a scale-in may go on: who the victim is, and that it is idle (M1, M4, M5)."""
         try:
             progress: Progress | None = await model.manager.call("progress", operation.request_id)
+        except NoHook:
+            raise
         except SeatrialError as error:
             return _error(503, "VICTIM_UNKNOWN", f"the manager does not answer: {error.message}; try again")
         if progress is None:
             return _error(503, "STATE_LOST", "the manager does not know this operation any more")
         if progress.victim is None:
-            if progress.phase == "COMPLETED" and progress.physical_done is True:
+            # scaling.md 1.5 says COMPLETED alone. But a scale-in of several victims that was aborted after one of them
+            # was gone, and one that was never executed, is FAILED and has no victim either: it would exclude all others
+            # for ever. Without a victim, done, and nothing held: there is nothing that could be in flight on anything.
+            if progress.physical_done is True and (progress.phase == "COMPLETED" or not progress.cleanup_required):
                 return None
             return _error(503, "VICTIM_UNKNOWN", f"no victim is named and the operation is {progress.phase}")
-        await model.gate.close(progress.victim)  # its watcher may have died before it did
+        closed = await model.gate.close(progress.victim)  # its watcher may have died before it did
         in_flight = await model.gate.in_flight(progress.victim.address)
         name = progress.victim.address.name
+        if not progress.victim_stopped and not closed:
+            # Not routable for the moment is not closed: health may readmit it while it is being ended.
+            return _error(503, "VICTIM_UNKNOWN", f"the gateway does not say that {name} is closed; try again")
         if in_flight is None and not progress.victim_stopped:
             return _error(503, "VICTIM_UNKNOWN", f"the gateway does not say what is in flight on {name}; try again")
         if in_flight:
@@ -325,8 +350,15 @@ class ScaleApi:
         return views
 
     async def _capacity(self, model: _Model) -> Capacity:
-        """Raises SeatrialError when the manager does not answer."""
-        capacity: Capacity = await model.manager.call("capacity")
+        """Raises SeatrialError when the manager does not answer, or has no such method and the gateway does not.
+
+        A manager without it leaves the gateway's list to be counted, in both modes (scaling.md 1.3).
+        """
+        try:
+            capacity: Capacity = await model.manager.call("capacity")
+        except NoHook:
+            views: tuple[ReplicaView, ...] = await model.gateway.call("engines")
+            capacity = Capacity(len(views), sum(view.routable for view in views), len(views), 0)
         return capacity
 
     def _unknown_model(self, name: str | None) -> ApiReply:
@@ -349,6 +381,17 @@ def _unknown(direction: Direction, request_id: str) -> ApiReply:
 
 
 def _first(error: ValidationError) -> str:
+    """What is wrong with a submission, and what to send for the key that is wrong."""
     first = error.errors()[0]
     where = ".".join(str(part) for part in first["loc"])
-    return f"{where}: {first['msg']}; num_replicas is the total number of replicas, an integer above 0"
+    said = f"{where}: {first['msg']}" if where else str(first["msg"])
+    return f"{said}; {_RIGHT.get(where, _RIGHT[''])}"
+
+
+_RIGHT: Final = {
+    "": "send a JSON object with num_replicas, and with what is wanted of model_name, timeout_secs, idempotency_key",
+    "model_name": "model_name is a string; default, null or none at all is the only configured model",
+    "num_replicas": "num_replicas is the total number of replicas, an integer above 0",
+    "timeout_secs": "timeout_secs is the budget of the whole operation in seconds, a number above 0; null: the default",
+    "idempotency_key": "idempotency_key is a string; null or none at all: without a key",
+}

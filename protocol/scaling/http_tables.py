@@ -75,7 +75,7 @@ def _of(direction: Direction) -> tuple[Route, ...]:
             errors={
                 404: ("UNKNOWN_OPERATION",),
                 409: ("LIFECYCLE_RUNNING", "IN_FLIGHT"),
-                503: ("MANAGER_UNKNOWN", "STATE_LOST", "VICTIM_UNKNOWN"),
+                503: ("MANAGER_UNKNOWN", "NO_RECONCILE_HOOK", "STATE_LOST", "VICTIM_UNKNOWN"),
             },
         ),
     )  # fmt: skip

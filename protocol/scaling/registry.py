@@ -83,6 +83,10 @@ class Operation:
     cleanup_required: bool = False
     error_message: str = ""
     detail: str = ""
+    handed_over: bool = False
+    """The manager has said that it has it. Until then it was not executed either, whatever else is not known."""
+    called_off: bool = False
+    """The manager has said that it is done with it, or that it will stop."""
 
     @property
     def terminal(self) -> bool:
@@ -328,6 +332,7 @@ class ScaleRegistry:
             operation.current, operation.ready = progress.current, progress.ready
             operation.created, operation.removed = progress.created, progress.removed
             operation.failed = progress.failed
+            operation.called_off = operation.called_off or progress.physical_done
             error = error or progress.error
         if cleanup_required is None:
             cleanup_required = progress is None or progress.cleanup_required

@@ -7,6 +7,9 @@
 - After the deadline it aborts, waits for the lifecycle to stop, and ends the operation FAILED; one that does not stop
   in time is FAILED and not clean.
 - If it breaks, the operation ends FAILED and not clean with the freshest numbers: nothing is made up (scaling.md 2.4).
+- What the manager has said of it is kept with the operation: a reconcile tells it the rest (``handed_over``,
+  ``called_off``), or one that was begun and never executed would exclude all others for ever.
+- A manager that cannot begin anything (it has no such method) has done nothing: FAILED and clean (hazard H1).
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from protocol.config import ScalingConfig
 from protocol.errors import Outcome, SeatrialError
 from protocol.scaling.contract import TERMINAL, LifecycleRefused, Progress
 from protocol.scaling.drain import DrainGate
+from protocol.scaling.hooks import NoHook
 from protocol.scaling.registry import IllegalTransition, Operation, ScaleRegistry
 from protocol.serving.peer import PEER_LOST, Peer
 
@@ -53,12 +57,12 @@ class Watcher:
                 error=f"its watcher broke: {type(error).__name__}: {error}",
             )
             # Nobody confirms its drain any more; it should not wait for that to its own time-out.
-            await self._abort(operation, handed_over=True)
+            await self._abort(operation)
 
     async def _watch(self, operation: Operation, heard: list[Progress]) -> None:
         timeout_s = self._config.timeout_s if operation.timeout_secs is None else operation.timeout_secs
         deadline = operation.created_s + timeout_s
-        handed_over = await self._hand_over(operation, deadline)
+        await self._hand_over(operation, deadline)
         if operation.terminal:
             return
         while _now() < deadline:
@@ -70,12 +74,12 @@ class Watcher:
                 self._follow(operation, progress)
                 await self._drain(operation, progress)
             await asyncio.sleep(min(self._config.poll_interval_s, max(0.0, deadline - _now())))
-        await self._give_up(operation, timeout_s, heard, handed_over)
+        await self._give_up(operation, timeout_s, heard)
 
     # --- hand-over ---
 
-    async def _hand_over(self, operation: Operation, deadline: float) -> bool:
-        """Begin and execute at the manager until both are answered. False: not so by the deadline.
+    async def _hand_over(self, operation: Operation, deadline: float) -> None:
+        """Begin and execute at the manager until both are answered, or the deadline is there.
 
         The operation is ended here if it certainly never got there.
         """
@@ -83,18 +87,24 @@ class Watcher:
         while True:
             try:
                 await self._manager.call("begin", operation.request_id, operation.direction, operation.target)
+                operation.handed_over = True
                 await self._manager.call("execute", operation.request_id)
-                return True
+                return
             except LifecycleRefused as error:
                 # Refused is not known: had an earlier try got through, this one would find the operation there.
                 self._end_unbegun(operation, error)
-                return False
+                return
+            except NoHook as error:
+                await self._abort(operation)  # it may be able to begin and not to execute
+                operation.detail = "manager_scale_not_implemented"
+                self._end_unbegun(operation, error)
+                return
             except PEER_LOST as error:
                 uncertain = uncertain or error.outcome is not Outcome.NOT_DONE
                 if _now() >= deadline:
                     if not uncertain:
                         self._end_unbegun(operation, error)
-                    return False
+                    return
             await asyncio.sleep(self._config.poll_interval_s)
 
     def _end_unbegun(self, operation: Operation, error: SeatrialError) -> None:
@@ -135,14 +145,13 @@ class Watcher:
 
     # --- the end of the time ---
 
-    async def _give_up(self, operation: Operation, timeout_s: float, heard: list[Progress], handed_over: bool) -> None:
+    async def _give_up(self, operation: Operation, timeout_s: float, heard: list[Progress]) -> None:
         """Abort, wait for the lifecycle to stop, and end the operation."""
         error = f"not done within {timeout_s:g} s"
         ends = _now() + self._config.completion_wait_s
-        told = False
         while True:
-            if not told:
-                told = await self._abort(operation, handed_over)
+            if not operation.called_off:
+                await self._abort(operation)
             progress = await self._look(operation, heard)
             if progress is not None and progress.physical_done:
                 why = f"{error}; {progress.error}" if progress.error else error
@@ -159,12 +168,12 @@ class Watcher:
             error=f"{error}, and its lifecycle did not stop within {self._config.completion_wait_s:g} s after that",
         )
 
-    async def _abort(self, operation: Operation, handed_over: bool) -> bool:
+    async def _abort(self, operation: Operation) -> None:
         try:
-            await self._manager.call("abort", operation.request_id, operation.direction, handed_over)
-        except SeatrialError:
-            return False
-        return True
+            await self._manager.call("abort", operation.request_id, operation.direction, operation.handed_over)
+        except Exception:
+            return  # whatever it is: it is not called off, and a reconcile says so again
+        operation.called_off = True
 
 
 def _has_ended(operation: Operation, progress: Progress) -> bool:
