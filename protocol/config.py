@@ -416,3 +416,7 @@ class RolloutScalingConfig(ComponentConfig):
     """Longest text of a failure."""
     max_history: Count = 1024
     """Terminal operations that are kept."""
+    idempotency_window_s: Seconds = 86_400.0
+    """How long a key answers for its first request; from its creation, not extended by replays."""
+    max_idempotency_records: Count = 4096
+    """Keys that are kept, beside those of operations that go on."""

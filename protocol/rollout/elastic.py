@@ -8,6 +8,7 @@ What it promises (scaling.md 7; the shapes are in ``protocol.rollout.elastic_con
 - Victims go newest first, all at once: the gateway lets go of them, one sleep for the whole batch, the weight service
   is told (its failure only warns), the process ends, its placement group is removed.
 - A victim that is not idle in time is put back and the operation is FAILED, unless its eviction was asked for.
+- A key answers for 24 h with the operation (or no-op) that it was first used for, so that a lost reply costs nothing.
 - A terminal operation has been cleaned up: it ends when the table says REMOVED of all that was begun, and not before.
 """
 
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import json
 from typing import Any
 
 from pydantic import ValidationError
@@ -32,6 +34,7 @@ from protocol.rollout.elastic_contract import (
     sanitised,
     weightiest,
 )
+from protocol.rollout.elastic_keys import KeyRecord
 from protocol.rollout.elastic_lifecycle import RolloutLifecycle, RolloutOperation
 from protocol.scaling.bodies import ApiReply, ErrorBody
 from protocol.scaling.contract import Direction, RecoveryLeave
@@ -52,14 +55,15 @@ class RolloutScaling(RolloutLifecycle):
             return _error(422, "INVALID_TYPE", _first(error))
         if asked.num_replicas is not None and asked.num_replicas < self._initial:
             return self._rejected(asked.num_replicas)
-        busy = self._busy()
-        if busy is not None:
-            return busy
+        earlier = self._replayed("scale_out", asked) or self._busy()
+        if earlier is not None:
+            return earlier
         fresh = tuple(url for url in urls if url not in self._external)
         delta = len(fresh) if urls else (asked.num_replicas or 0) - self._published
         if delta <= 0:
-            return self._decision("NOOP", "nothing to add")
-        return self._admit(RolloutOperation(backend().new_id("rollout-scale"), "scale_out", delta, fresh))
+            return self._remembered("scale_out", asked, self._decision("NOOP", "nothing to add"))
+        operation = RolloutOperation(backend().new_id("rollout-scale"), "scale_out", delta, fresh)
+        return self._remembered("scale_out", asked, self._admit(operation))
 
     async def scale_in(self, body: dict[str, Any]) -> ApiReply:
         """POST /scale_in: 200, 400, 409 or 422."""
@@ -69,17 +73,18 @@ class RolloutScaling(RolloutLifecycle):
             return _error(422, "INVALID_TYPE", _first(error))
         if asked.num_replicas < self._initial:
             return self._rejected(asked.num_replicas)
-        busy = self._busy()
-        if busy is not None:
-            return busy
+        earlier = self._replayed("scale_in", asked) or self._busy()
+        if earlier is not None:
+            return earlier
         delta = self._published - asked.num_replicas
         if delta <= 0:
-            return self._decision("NOOP", "nothing to remove")
+            return self._remembered("scale_in", asked, self._decision("NOOP", "nothing to remove"))
         if asked.dry_run:
             names = [address.name for address, _ in self._victims(delta)]
             return self._decision("DRY_RUN", f"{len(names)} would go", replicas=names)
         identity = backend().new_id("rollout-scale")
-        return self._admit(RolloutOperation(identity, "scale_in", delta, force=asked.force, evict=asked.evict))
+        operation = RolloutOperation(identity, "scale_in", delta, force=asked.force, evict=asked.evict)
+        return self._remembered("scale_in", asked, self._admit(operation))
 
     async def call_off(self, direction: Direction, request_id: str) -> ApiReply:
         """DELETE of an operation, which cancels it: 200, 404, or 409 where it cannot be cancelled any more."""
@@ -90,6 +95,27 @@ class RolloutScaling(RolloutLifecycle):
             return _error(409, "NOT_CANCELLABLE", f"{request_id} is {operation.status}; it goes on")
         operation.cancelled = True
         return ApiReply(200, self._status(operation))
+
+    def _replayed(self, direction: Direction, asked: RolloutOutBody | RolloutInBody) -> ApiReply | None:
+        """What the key was answered before. This comes before the exclusion: a retry is no conflict with itself."""
+        key = asked.idempotency_key
+        record = None if key is None else self._keys.find(direction, key, _now())
+        if record is None:
+            return None
+        if record.body != _canonical(asked):
+            return _error(409, "IDEMPOTENCY_CONFLICT", f"key {key!r} was used for another request; use a new key")
+        if record.request_id is None:
+            return record.no_op
+        return self._decision(self._operations[record.request_id].status, "replayed", record.request_id)
+
+    def _remembered(self, direction: Direction, asked: RolloutOutBody | RolloutInBody, reply: ApiReply) -> ApiReply:
+        """The answer, which its key gives from now on. A dry run is not remembered: it has no effect to repeat."""
+        key = asked.idempotency_key
+        if key is not None:
+            operation = reply.body.get("request_id")
+            no_op = reply if operation is None else None
+            self._keys.remember(direction, key, KeyRecord(_canonical(asked), _now(), operation, no_op))
+        return reply
 
     def _busy(self) -> ApiReply | None:
         for operation in self._operations.values():
@@ -115,6 +141,7 @@ class RolloutScaling(RolloutLifecycle):
         over = [name for name, one in self._operations.items() if one.terminal]
         for name in over[: max(0, len(over) - self._config.max_history)]:
             del self._operations[name]
+            self._keys.forget(name)
         self._emit_state(operation)
         steps = self._out(operation) if operation.direction == "scale_out" else self._in(operation)
         task = backend().background(self._run(operation, steps), name=f"rollout-{operation.request_id}")
@@ -198,6 +225,15 @@ class RolloutScaling(RolloutLifecycle):
     async def owned(self) -> tuple[tuple[str, str], ...]:
         """(replica, placement group) of every replica that a scale-out has created."""
         return tuple((slot.name, slot.group) for slot in self._slots.elastic())
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+def _canonical(asked: RolloutOutBody | RolloutInBody) -> str:
+    """A submission without its key: what the key stands for."""
+    return json.dumps(asked.model_dump(exclude={"idempotency_key"}), sort_keys=True)
 
 
 def _error(status: int, code: str, detail: str) -> ApiReply:

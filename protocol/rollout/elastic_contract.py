@@ -1,8 +1,9 @@
 """What a client of elastic rollout replicas may ask for, and what it is told (scaling.md 7).
 
 Much is as for judges (``protocol.scaling``), and some is not: weights change, so a new replica is connected and given
-the present ones before it serves; an operation is done as a number of replicas to add or remove; there are no
-idempotency keys and there is no reconcile. So a terminal operation has been cleaned up, and its status says so.
+the present ones before it serves; an operation is done as a number of replicas to add or remove; there is no reconcile,
+so a terminal operation has been cleaned up, and its status says so. Idempotency keys are kept as for judges: the
+published service has none, and an autoscaler whose reply was lost never hears of the operation that it asked for.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class _Body(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     idempotency_key: StrictStr | None = None
-    """Taken and not kept: a target is a total, so that the same one again is a conflict or nothing to do."""
+    """The same key with the same body is answered with the same operation, for 24 h."""
     timeout_secs: Annotated[float, Field(gt=0, allow_inf_nan=False, strict=True)] | None = None
     """Taken and not kept: each step has its own time-out."""
 

@@ -20,6 +20,7 @@ from protocol.rollout.elastic_contract import (
     RolloutState,
     sanitised,
 )
+from protocol.rollout.elastic_keys import ReplayKeys
 from protocol.scaling.contract import Direction
 from protocol.scaling.placement import create_group, release_group, slot_fields, wait_usable
 from protocol.scaling.replicas import Replicas
@@ -97,6 +98,11 @@ class RolloutLifecycle:
         self._slots = Slots(service, initial)
         self._external: dict[tuple[str, int], EngineAddress] = {}
         self._operations: dict[str, RolloutOperation] = {}
+        self._keys = ReplayKeys(
+            config.idempotency_window_s,
+            config.max_idempotency_records,
+            lambda name: not self._operations[name].terminal,
+        )
         self._draining = False
         self._tasks: dict[asyncio.Task[None], None] = {}
         self._weights: asyncio.Lock

@@ -13,6 +13,7 @@ from protocol.errors import PlacementError, ReadTimeout
 from protocol.ports import EngineSpec
 from protocol.rollout.elastic import RolloutScaling
 from protocol.rollout.elastic_contract import CATEGORIES, normalised, sanitised, weightiest
+from protocol.rollout.elastic_keys import KeyRecord
 from protocol.scaling.bodies import ApiReply
 from protocol.serving.gateway import Gateway
 from protocol.training.checkpoint import Exporter
@@ -230,6 +231,65 @@ def test_one_operation_at_a_time_and_no_other_one_is_known() -> None:
         assert (await r.api.status("scale_in", reply.body["request_id"])).status == 404
         await r.ended("scale_out", reply)
         assert (await r.api.scale_out({"num_replicas": 2})).body["status"] == "NOOP"
+
+    run(body)
+
+
+def test_a_key_is_answered_with_its_operation_whatever_came_since() -> None:
+    """The reply was lost: the same request again is no conflict with itself, and no second operation."""
+
+    async def body(world: ScalingWorld) -> None:
+        r = await rollout(world, drain_sleep_s=1)
+        sent = {"num_replicas": 2, "idempotency_key": "k", "timeout_secs": 300.0}
+        first = await r.api.scale_out(sent)
+        again = await r.api.scale_out(sent)
+        assert (again.status, again.body["request_id"]) == (200, first.body["request_id"])
+        assert (await r.api.scale_out({"num_replicas": 2})).body["error"] == "CONFLICT"  # without its key it is another
+        await r.ended("scale_out", first)
+        replayed = (await r.api.scale_out(sent)).body
+        assert (replayed["status"], replayed["request_id"]) == ("ACTIVE", first.body["request_id"])
+        for other in (
+            {**sent, "num_replicas": 3},
+            {**sent, "timeout_secs": 301.0},
+            {"num_replicas": 2, "idempotency_key": "k"},
+        ):
+            refused = await r.api.scale_out(other)
+            assert (refused.status, refused.body["error"]) == (409, "IDEMPOTENCY_CONFLICT")
+        # A key of the other direction is another key; a no-op is repeated word for word, whatever is so by now.
+        no_op = await r.api.scale_in({"num_replicas": 5, "idempotency_key": "k"})
+        assert no_op.body["status"] == "NOOP" and no_op.body["current"] == 2
+        dry = {"num_replicas": 1, "idempotency_key": "dry", "dry_run": True}
+        assert (await r.api.scale_in(dry)).body["status"] == "DRY_RUN"
+        into = await r.api.scale_in({**dry, "dry_run": False})  # a dry run has used nothing up
+        assert (await r.api.scale_in({**dry, "dry_run": False})).body["request_id"] == into.body["request_id"]
+        await r.ended("scale_in", into)
+        assert (await r.api.scale_in({"num_replicas": 5, "idempotency_key": "k"})) == no_op
+        assert len({data["operation"] for data in world.of("scale.state")}) == 2
+
+    run(body)
+
+
+def test_keys_end_with_their_window_and_with_their_operation_and_are_bounded() -> None:
+    async def body(world: ScalingWorld) -> None:
+        r = await rollout(world, drain_sleep_s=0, idempotency_window_s=100, max_idempotency_records=3, max_history=3)
+        keys = r.api.target._keys
+        out = {"num_replicas": 2, "idempotency_key": "out"}
+        first = await r.api.scale_out(out)
+        for number in range(5):  # while it goes on: its key stays, the others go, oldest first
+            keys.remember("scale_in", f"n{number}", KeyRecord("{}", asyncio.get_running_loop().time(), None, first))
+        assert len(keys) == 3 and (await r.api.scale_out(out)).body["request_id"] == first.body["request_id"]
+        await r.ended("scale_out", first)
+        await asyncio.sleep(101)
+        assert (await r.api.scale_out(out)).body["status"] == "NOOP"  # as good as new: two replicas are there already
+        for target in (3, 4, 5, 6):
+            await r.ended(
+                "scale_out", await r.api.scale_out({"num_replicas": target, "idempotency_key": f"to {target}"})
+            )
+        assert (await r.api.scale_out({"num_replicas": 6, "idempotency_key": "to 6"})).body["status"] == "ACTIVE"
+        await r.into(2)
+        renewed = await r.api.scale_out({"num_replicas": 3, "idempotency_key": "to 3"})  # its operation is forgotten
+        assert renewed.body["status"] == "PENDING" and len(keys) <= 4
+        await r.ended("scale_out", renewed)
 
     run(body)
 
