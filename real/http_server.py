@@ -12,7 +12,7 @@ import contextlib
 import hmac
 import ipaddress
 import logging
-from collections.abc import MutableMapping
+from collections.abc import Awaitable, Iterator, MutableMapping
 from typing import Annotated, Any
 
 from aiohttp import web
@@ -23,7 +23,7 @@ from protocol.config import HttpConfig, Seconds, SecondsOrNone
 from protocol.ports import ActorHandle
 from protocol.serving.gateway_api import GatewayApi
 from protocol.serving.http import PROMETHEUS, HttpAnswer, HttpRequest, HttpStream, Refusal, Routes
-from real.http_metrics import HttpMetrics
+from real.http_metrics import HttpMetrics, Seen
 
 _SHORTEST_TOKEN = 16
 _CLOSE_S = 1.0  # for aiohttp to close what has been cancelled, and for a client to stop sending a refused body
@@ -42,6 +42,10 @@ class PortTaken(Exception):
     """The address cannot be bound; nothing was started."""
 
 
+class ClientStalled(Exception):
+    """A client does not read what it is sent; its connection has been cut off."""
+
+
 class ServerSettings(BaseModel):
     """Where to serve, and for whom."""
 
@@ -58,6 +62,10 @@ class ServerSettings(BaseModel):
     """For a client to send a whole body."""
     head_timeout_s: Seconds = 30.0
     """From a connection's beginning, or from when the last whole answer was given to it, to the next request's head."""
+    write_timeout_s: Seconds = 60.0
+    """For a client to make room for the next piece of a streamed answer: one that does not read holds no stream, and
+    nothing that was forwarded for it, for longer. As much is added to ``head_timeout_s`` for one that does not read
+    the end of an answer."""
 
     @model_validator(mode="after")
     def _guarded(self) -> ServerSettings:
@@ -141,25 +149,31 @@ class HttpServer:
             idle = [connection for connection in self._runner.server.connections if connection not in busy]
             self._idle = {connection: self._idle.get(connection, now()) for connection in idle}
             for connection, since in self._idle.items():
-                if now() - since >= limit_s and connection.transport is not None:
-                    connection.transport.close()
+                if now() - since < limit_s or connection.transport is None:
+                    continue
+                connection.transport.close()  # once it has read the last answer to it
+                if now() - since >= limit_s + self._settings.write_timeout_s:
+                    connection.transport.abort()
 
-    async def _handle(self, raw: web.Request) -> web.StreamResponse:
+    @contextlib.contextmanager
+    def _in_hand(self, raw: web.Request) -> Iterator[None]:
+        """As long as a request is being answered: its connection is not idle, and the server's end waits for it."""
         task = asyncio.current_task()
         assert task is not None
         self._open[task] = raw.protocol
         self._idle.pop(raw.protocol, None)  # a request between two looks begins the time anew
         try:
-            with self._metrics.request(self._routes.route_of(raw.path)) as seen:
-                answer = await self._answer(raw)
-                if isinstance(answer, HttpStream):
-                    response = await _send_stream(raw, answer)
-                    seen.status = answer.status
-                    return response
-                seen.status = answer.status
-                return _whole(answer)
+            yield
         finally:
             del self._open[task]
+
+    async def _handle(self, raw: web.Request) -> web.StreamResponse:
+        with self._in_hand(raw), self._metrics.request(self._routes.route_of(raw.path)) as seen:
+            answer = await self._answer(raw)
+            if isinstance(answer, HttpStream):
+                return await self._send_stream(raw, answer, seen)
+            seen.status = answer.status
+            return _whole(answer)
 
     async def _answer(self, raw: web.Request) -> HttpAnswer | HttpStream:
         try:
@@ -204,22 +218,39 @@ class HttpServer:
             waited = self._settings.body_timeout_s
             raise Refusal(408, f"the body did not arrive within {waited:g} s", "request_timeout") from None
 
+    async def _send_stream(self, raw: web.Request, answer: HttpStream, seen: Seen) -> web.StreamResponse:
+        headers = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
+        response = web.StreamResponse(headers=headers)
+        async with contextlib.aclosing(answer.events) as events:
+            await response.prepare(raw)
+            try:
+                async for event in events:
+                    data = "".join(f"data: {line}\n" for line in event.split("\n")).encode() + b"\n"
+                    await self._taken(raw, response.write(data))
+                await self._taken(raw, response.write_eof())
+                seen.status = answer.status
+            except ClientStalled:
+                pass  # as with one that has gone: there is nobody to tell
+        return response
+
+    async def _taken(self, raw: web.Request, sending: Awaitable[None]) -> None:
+        """Send a piece of an answer. Waits while the client reads slowly, so that few are ever kept for it.
+
+        Raises:
+            ClientStalled: for ``write_timeout_s`` it made no room for it.
+        """
+        try:
+            async with asyncio.timeout(self._settings.write_timeout_s):
+                await sending
+        except TimeoutError:
+            if raw.transport is not None:
+                raw.transport.abort()
+            raise ClientStalled from None
+
 
 def _whole(answer: HttpAnswer) -> web.Response:
     response = web.Response(status=answer.status, body=answer.body.encode(), headers=dict(answer.headers))
     response.headers["Content-Type"] = answer.content_type
-    return response
-
-
-async def _send_stream(raw: web.Request, answer: HttpStream) -> web.StreamResponse:
-    headers = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
-    response = web.StreamResponse(headers=headers)
-    async with contextlib.aclosing(answer.events) as events:
-        await response.prepare(raw)
-        async for event in events:
-            # Waits while the client reads slowly, so that no more than a few events are ever kept for it.
-            await response.write("".join(f"data: {line}\n" for line in event.split("\n")).encode() + b"\n")
-        await response.write_eof()
     return response
 
 

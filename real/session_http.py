@@ -6,7 +6,6 @@ reading of its answer; what the session server makes of that is its own affair.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 
@@ -17,7 +16,8 @@ from protocol.messages import HttpHead, RawRequest
 from protocol.ports import ActorHandle
 from protocol.serving.formats import format_of
 from protocol.serving.http import Refusal, Routes
-from real.http_server import HttpServer, ServerSettings
+from real.http_metrics import Seen
+from real.http_server import ClientStalled, HttpServer, ServerSettings
 
 _FRAMING = ("content-length", "transfer-encoding", "connection")
 
@@ -46,28 +46,20 @@ class SessionFront(HttpServer):
         return self._address
 
     async def _handle(self, raw: web.Request) -> web.StreamResponse:
-        task = asyncio.current_task()
-        assert task is not None
-        self._open[task] = raw.protocol
-        try:
-            with self._metrics.request(raw.path) as seen:
-                try:
-                    self._check_token(raw)
-                    if not raw.raw_path.startswith("/"):  # what it is appended to would be another address
-                        said = "the target of a request must be a path that begins with '/'"
-                        raise Refusal(400, said, "invalid_request_error")
-                    body = await self._body(raw)
-                except Refusal as refusal:
-                    raw.protocol.keep_alive(False)  # the body may not have been read
-                    seen.status = refusal.status
-                    return _refused(raw.path, refusal)
-                response = await self._relay(raw, body)
-                seen.status = response.status
-                return response
-        finally:
-            del self._open[task]
+        with self._in_hand(raw), self._metrics.request(raw.path) as seen:
+            try:
+                self._check_token(raw)
+                if not raw.raw_path.startswith("/"):  # what it is appended to would be another address
+                    said = "the target of a request must be a path that begins with '/'"
+                    raise Refusal(400, said, "invalid_request_error")
+                body = await self._body(raw)
+            except Refusal as refusal:
+                raw.protocol.keep_alive(False)  # the body may not have been read
+                seen.status = refusal.status
+                return _refused(raw.path, refusal)
+            return await self._relay(raw, body, seen)
 
-    async def _relay(self, raw: web.Request, body: bytes) -> web.StreamResponse:
+    async def _relay(self, raw: web.Request, body: bytes, seen: Seen) -> web.StreamResponse:
         # The body was decoded here; forwarded with that header it would be decoded once more.
         dropped = ("content-encoding", *(("authorization",) if self._own_token else ()))
         headers = tuple((name, value) for name, value in raw.headers.items() if name.lower() not in dropped)
@@ -78,12 +70,14 @@ class SessionFront(HttpServer):
             await response.prepare(raw)
             try:
                 async for piece in pieces:
-                    await response.write(piece)
+                    await self._taken(raw, response.write(piece))
+                await self._taken(raw, response.write_eof())
             except NetworkError:  # the backend broke off: so must this connection, or the body would look whole
                 if raw.transport is not None:
                     raw.transport.abort()
+            except ClientStalled:
                 return response
-            await response.write_eof()
+            seen.status = response.status
         return response
 
 

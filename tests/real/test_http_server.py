@@ -15,7 +15,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from protocol.errors import ConnectionLost
-from protocol.serving.http import PROMETHEUS, HttpAnswer, HttpRequest, HttpStream, Routes, json_answer
+from protocol.serving.http import PROMETHEUS, Handler, HttpAnswer, HttpRequest, HttpStream, Routes, json_answer
 from real.http_server import HttpServer, PortTaken, ServerSettings, is_loopback
 
 TOKEN = "0123456789abcdef-token"
@@ -30,10 +30,11 @@ class Handlers:
         self.closed = 0
         self.go_on = asyncio.Event()
         self.page = "# HELP mine Of mine.\n# TYPE mine gauge\nmine 7.0\n"
-        table = {
+        table: dict[tuple[str, str], Handler] = {
             ("POST", "/echo"): self.echo,
             ("POST", "/wait"): self.wait,
             ("POST", "/stream"): self.stream,
+            ("POST", "/big"): self.big,
             ("GET", "/metrics"): self.metrics,
         }
         self.routes = Routes(table, max_body_bytes=1000, retry_after_s=1)
@@ -69,6 +70,9 @@ class Handlers:
             yield "[DONE]"
         finally:
             self.closed += 1
+
+    async def big(self, request: HttpRequest) -> HttpAnswer:
+        return HttpAnswer(200, "x" * (32 << 20), "text/plain")  # more than the kernel keeps for a connection
 
     async def metrics(self, request: HttpRequest) -> HttpAnswer:
         return HttpAnswer(200, self.page, PROMETHEUS)
