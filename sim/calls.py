@@ -326,6 +326,9 @@ class Call:
             # The later calls of its view must not wait for one that never comes.
             self.target.loop.deliver(self.target.pass_over, self)
 
+    def late(self) -> None:
+        """Nothing: a call has no connect phase."""
+
     def fail_now(self) -> None:
         error = ConnectionLost(f"the connection broke during {self!r}")
         self.caller.loop.deliver(self.fail, error)

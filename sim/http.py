@@ -40,7 +40,8 @@ class Exchange:
 
     __slots__ = (
         "network", "number", "method", "http", "background", "sent_id", "lc", "body", "caller", "loop", "address",
-        "server", "future", "state", "on_item", "read_at", "_connect", "_connect_ns", "_read",
+        "server", "future", "state", "on_item", "read_at", "_connect", "_connect_ns", "_connected_at", "_read",
+        "_read_late", "_read_rest",
     )  # fmt: skip
 
     def __init__(
@@ -72,7 +73,10 @@ class Exchange:
         self.on_item: Callable[[Any], None] | None = None
         self._connect: Entry | None = None
         self._connect_ns = 0
+        self._connected_at = -1  # never, so far
         self._read: ReadTimeouts | None = None
+        self._read_late: ReadTimeouts | None = None  # its time was over before there was a connection
+        self._read_rest: Entry | None = None  # what is left of it, counted from a connection that was long in coming
 
     # --- the caller's side ---
 
@@ -97,7 +101,8 @@ class Exchange:
             self._connect = call_after(self._connect_ns, self._connect_expired, background=self.background)
         # Else it arrives in time and the timer would only ever be cancelled; arriving at a lost node starts it late.
         if read_timeout_s is not None:
-            # Counted from the start; the connect phase is short beside it, and aiohttp's sock_read starts late too.
+            # It begins with the connection, as aiohttp's sock_read does. Counted from here all the same, for a connect
+            # phase is nearly always one trip; ``read_expired`` sees to those that took longer.
             self._read = self.network.read_timeouts(read_timeout_s, self.background)
             self._read.add(self)
         self.network.send(self.caller, self.server, REQUEST, self, size, self._arrive)
@@ -112,19 +117,22 @@ class Exchange:
     def lost(self, leg: int) -> None:
         """A fate or a lossy link took a message: the connection stands, and nothing comes."""
         if leg == REQUEST and self.state == CONNECTING:
-            self.state = SENT
-            self._stop_connect()
+            self._connected(SENT)
+
+    def late(self) -> None:
+        """Its request is under way for longer than a link takes: the connection stands, and waits."""
+        if self.state == CONNECTING:
+            self._connected(SENT)
 
     def fail_now(self) -> None:
         """The caller sees its connection break, though the request is delivered later."""
-        if self.state == CONNECTING:
-            self.state = SENT
+        self.late()
         self._fail(ConnectionLost(f"{self.method}: connection to {self.server.name} lost"), keep_request=True)
 
     # --- the network's side ---
 
     def _arrive(self) -> None:
-        if self.state == CLOSED:
+        if self.state == CLOSED and self._connected_at < 0:
             return  # given up before there was a connection: nothing was sent
         server = self.server
         if not server.alive:
@@ -135,12 +143,15 @@ class Exchange:
                 after = self.network.world.clock.call_after
                 self._connect = after(self._connect_ns, self._connect_expired, background=self.background)
             return
-        if self.state < ARRIVED:
+        if self.state == CONNECTING:
+            self._connected(ARRIVED)
+        elif self.state == SENT:
             self.state = ARRIVED
-            self._stop_connect()
         if self.lc > server.lc:
             server.lc = self.lc
         server.receive(self)
+        if self.state == CLOSED:
+            server.client_gone(self)  # it was under way when its caller closed the connection
 
     def answer(self, payload: Any, size: int = 0) -> None:
         """The server's answer: a value, or an exception (HttpError) to raise at the caller."""
@@ -186,6 +197,19 @@ class Exchange:
             self._stop_timers()
             self._fail(ConnectTimeout(f"{self.method}: no connection to {self.server.name}"))
 
+    def _connected(self, state: int) -> None:
+        """There is a connection."""
+        self.state = state
+        self._connected_at = self.network.world.clock._now
+        connect = self._connect
+        if connect is not None:
+            connect.cancel()
+            self._connect = None
+        late = self._read_late
+        if late is not None:
+            self._read, self._read_late = late, None
+            late.add(self)
+
     @property
     def settled(self) -> bool:
         """Answered, failed or given up (sim.read_timeouts.Waiting)."""
@@ -193,7 +217,21 @@ class Exchange:
 
     def read_expired(self) -> None:
         """The read time-out is over (sim.read_timeouts.Waiting)."""
-        self._read = None
+        reads, self._read = self._read, None
+        assert reads is not None
+        if self.state == CONNECTING:
+            self._read_late = reads
+            return
+        clock = self.network.world.clock
+        rest = self._connected_at + reads.timeout_ns - clock._now
+        trip = self.network.link(self.caller.node, self.server.node).spec.latency_s
+        if rest > ns(trip):
+            self._read_rest = clock.call_after(rest, self._read_over, background=self.background)
+        else:
+            self._read_over()
+
+    def _read_over(self) -> None:
+        self._read_rest = None
         if self.state in (SENT, ARRIVED):
             self._fail(ReadTimeout(f"{self.method}: no answer from {self.server.name}"))
 
@@ -231,6 +269,9 @@ class Exchange:
         if self._read is not None:
             self._read.note_settled()
             self._read = None
+        if self._read_rest is not None:
+            self._read_rest.cancel()
+            self._read_rest = None
 
 
 def settle(future: asyncio.Future[Any], value: Any) -> None:

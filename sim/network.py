@@ -55,6 +55,9 @@ class Exchanged(Protocol):
     def fail_now(self) -> None:
         """Its caller sees the connection break now, though its request is delivered later."""
 
+    def late(self) -> None:
+        """Its request will be delivered later."""
+
 
 class Letter:
     """The envelope of control messages that belong to no call."""
@@ -73,6 +76,9 @@ class Letter:
         raise AssertionError("control messages are not lost")
 
     def fail_now(self) -> None:
+        raise AssertionError("no fate befalls a control message")
+
+    def late(self) -> None:
         raise AssertionError("no fate befalls a control message")
 
 
@@ -373,6 +379,8 @@ class Network:
             self._enter(link, src, dst, leg, call, size, fn, args)
         elif kind == "error_now":
             call.fail_now()
+        else:
+            call.late()
         self._call_after(
             ns(fate.delay_s), self._enter, link, src, dst, leg, call, size, fn, args, background=call.background
         )

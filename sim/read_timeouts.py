@@ -38,11 +38,11 @@ class ReadTimeouts:
         background: whether they belong to background work.
     """
 
-    __slots__ = ("_armed", "_background", "_clock", "_entry", "_settled", "_timeout_ns", "_waiting")
+    __slots__ = ("_armed", "_background", "_clock", "_entry", "_settled", "_waiting", "timeout_ns")
 
     def __init__(self, clock: Clock, timeout_ns: int, background: bool) -> None:
         self._clock = clock
-        self._timeout_ns = timeout_ns
+        self.timeout_ns = timeout_ns
         self._background = background
         self._waiting: deque[Waiting] = deque()
         self._settled = 0  # of those in the queue
@@ -53,7 +53,7 @@ class ReadTimeouts:
         """Call ``exchange.read_expired`` when the time-out from now is over, unless it is settled by then."""
         clock = self._clock
         waiting = self._waiting
-        exchange.read_at = (clock._now + self._timeout_ns, clock.next_number())
+        exchange.read_at = (clock._now + self.timeout_ns, clock.next_number())
         while waiting and waiting[0].settled:
             waiting.popleft()
             self._settled -= 1

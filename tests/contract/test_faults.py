@@ -343,6 +343,13 @@ class TestHttp:
             ("read_timeout", {}, ReadTimeout, 1),
             ("reply_lost", {}, ReadTimeout, 1),
             ("delayed_delivery", {"delay_s": 0.5}, None, 1),
+            (
+                "delayed_delivery",
+                {"delay_s": 2.0},
+                None,
+                1,
+            ),  # more than the connect time-out, which is not what it meets
+            ("delayed_delivery", {"delay_s": 4.0}, ReadTimeout, 1),
             ("delayed_delivery", {"delay_s": 1.0, "error_now": True}, ConnectionLost, 1),
             ("duplicate", {"delay_s": 0.5}, None, 2),
         ],
@@ -363,7 +370,7 @@ class TestHttp:
                     await _flush(client)
             await until(lambda: fault.healed)
             await asyncio.sleep(1.5)
-            assert (await _flush(client)).status == 200
+            assert (await _flush(client)).status == 200  # the late one has arrived by now
 
         events = world.run(body)
         assert kinds(events, "engine.post") == ["engine.post"] * (posts + 1)

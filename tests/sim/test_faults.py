@@ -462,6 +462,55 @@ class TestMessages:
         assert len(kinds(run(body), "engine.post")) == posts + 1
 
 
+class TestReadTimeouts:
+    """They begin with the connection, as aiohttp's ``sock_read`` does, however long that takes to come about."""
+
+    @pytest.mark.parametrize("cut_s", [0, 3, 8])
+    def test_of_a_connection_that_was_held_up(self, cut_s: float) -> None:
+        async def body(backend: Any, simulation: Simulation) -> None:
+            loop = asyncio.get_running_loop()
+            _, client = await engine(backend, node="node-1")
+            if cut_s:
+                simulation.faults.inject("partition", TestLinks.LINK, {}, must_hit={}, for_s=cut_s)
+            simulation.faults.inject("reply_lost", Target(destination="engine-0"), {"count": 1}, must_hit={})
+            began = loop.time()
+            async with asyncio.timeout(60):
+                with pytest.raises(ReadTimeout):
+                    await client.post("/flush_cache", {}, read_timeout_s=5)
+            assert loop.time() - began == pytest.approx(cut_s + 5, abs=0.001)
+            assert (await client.post("/flush_cache", {}, read_timeout_s=5)).status == 200
+
+        assert len(kinds(run(body, nodes=2), "engine.post")) == 2
+
+    def test_of_an_answer_that_comes_in_the_rest_of_it(self) -> None:
+        async def body(backend: Any, simulation: Simulation) -> None:
+            loop = asyncio.get_running_loop()
+            _, client = await engine(backend, node="node-1")
+            simulation.faults.inject("partition", TestLinks.LINK, {}, must_hit={}, for_s=3)
+            simulation.faults.inject("sigstop", Target(name="engine-0"), {}, must_hit={}, for_s=6)
+            began = loop.time()
+            assert (await client.post("/flush_cache", {}, read_timeout_s=5)).status == 200
+            assert loop.time() - began == pytest.approx(6, abs=0.1)
+            await asyncio.sleep(10)
+
+        run(body, nodes=2)
+
+    def test_of_a_request_that_is_late_on_a_connection_that_stands(self) -> None:
+        async def body(backend: Any, simulation: Simulation) -> None:
+            loop = asyncio.get_running_loop()
+            _, client = await engine(backend)
+            simulation.faults.inject(
+                "delayed_delivery", Target(destination="engine-0"), {"delay_s": 6.0, "count": 1}, must_hit={}
+            )
+            began = loop.time()
+            with pytest.raises(ReadTimeout):
+                await client.post("/flush_cache", {}, connect_timeout_s=1, read_timeout_s=3)
+            assert loop.time() - began == pytest.approx(3, abs=0.001)
+            await asyncio.sleep(10)
+
+        assert len(kinds(run(body), "engine.post")) == 1
+
+
 class TestMetrics:
     def pages(self, name: str) -> tuple[list[tuple[int, str]], tuple[int, str]]:
         under: list[tuple[int, str]] = []
