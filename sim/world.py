@@ -31,7 +31,8 @@ class Process:
     """
 
     __slots__ = (
-        "world", "name", "incarnation", "node", "alive", "stopped", "n", "lc", "death_reason", "_who", "__weakref__"
+        "world", "name", "incarnation", "node", "alive", "stopped", "n", "lc", "death_reason", "_who", "_dying",
+        "__weakref__",
     )  # fmt: skip
 
     role = "process"
@@ -47,6 +48,7 @@ class Process:
         self.lc = 0
         self.death_reason = ""
         self._who = who(name, incarnation)
+        self._dying = False  # its death is recorded, and about to take effect
 
     @property
     def id(self) -> str:
@@ -61,8 +63,12 @@ class Process:
         """
         if not self.alive:
             return
-        # Recorded first: an event precedes its effect, and a dead process records nothing.
-        self.world.emit(self, "actor.died", reason=reason, detail=detail)
+        if not self._dying:
+            # Recorded first: an event precedes its effect, and a dead process records nothing.
+            self._dying = True
+            self.world.emit(self, "actor.died", reason=reason, detail=detail)
+            if not self.alive:
+                return  # an injector that acts at the emission has ended it
         self.alive = False
         self.death_reason = reason
         self.on_die(reason)
@@ -73,15 +79,17 @@ class Process:
         """SIGSTOP: silent to the outside, buffers what arrives."""
         if self.alive and not self.stopped:
             self.world.emit(self, "actor.stopped")
-            self.stopped = True
-            self.on_stop()
+            if self.alive and not self.stopped:  # else an injector has acted at the emission
+                self.stopped = True
+                self.on_stop()
 
     def cont(self) -> None:
         """SIGCONT."""
         if self.alive and self.stopped:
             self.world.emit(self, "actor.continued")
-            self.stopped = False
-            self.on_cont()
+            if self.alive and self.stopped:
+                self.stopped = False
+                self.on_cont()
 
     def on_die(self, reason: str) -> None: ...
 
@@ -183,9 +191,9 @@ class World:
         if not process.alive:
             return None
         # Written out, for it runs ten times a request: locals, and a tuple made without the NamedTuple's own __new__.
-        process.n = n = process.n + 1
-        process.lc = lc = process.lc + 1
-        self.seq = seq = self.seq + 1
+        n = process.n + 1
+        lc = process.lc + 1
+        seq = self.seq + 1
         t_ns = self.clock._now
         name = process.name
         incarnation = process.incarnation
@@ -195,6 +203,9 @@ class World:
         except (KeyError, ValueError, TypeError):
             encode(event)  # raises UndeclaredEvent, with the explanation
             raise
+        process.n = n  # only now: what cannot be recorded takes no number
+        process.lc = lc
+        self.seq = seq
         lines = self._lines
         lines.append(line)
         if len(lines) >= _BATCH:
