@@ -72,7 +72,9 @@ class ActorHost:
             if start is not None:
                 await start()
             await self._backend.registered_as_started()
-        except Exception as error:
+        except (SystemExit, KeyboardInterrupt):
+            raise  # Ray ends the process
+        except BaseException as error:  # a CancelledError too: nobody else would ever answer the spawner
             log.emit("actor.died", reason="crashed", detail=f"{type(error).__name__}: {error}")
             # The spawner kills this process when it has the answer; should it be dead itself, nobody else would.
             asyncio.get_running_loop().call_later(5.0, os._exit, 1)
@@ -95,7 +97,7 @@ class ActorHost:
             pass
         except (SystemExit, KeyboardInterrupt) as error:
             self._backend.crash(error)
-        except Exception as error:
+        except BaseException as error:  # of whatever class: nobody else would answer
             reply = Reply("error", portable(error), None, 0)
         return reply._replace(cause=log.latest, lc=log.lc)
 
@@ -149,7 +151,9 @@ class ActorHost:
             last = Reply("error", _cancelled(header), None, 0)
         except (SystemExit, KeyboardInterrupt) as error:
             self._backend.crash(error)
-        except Exception as error:
+        except BaseException as error:
+            if isinstance(error, GeneratorExit) and asyncio.current_task(task.get_loop()) is not task:
+                raise  # nobody raised it: what is suspended is closed, at the end of the process
             last = Reply("error", portable(error), None, 0)
         await items.put(last)
 

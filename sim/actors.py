@@ -117,9 +117,9 @@ class ActorProcess(Process):
                 await self.instance.start()
         except SystemExit as error:
             self.die("exited", describe(error))
-        except Exception as error:
-            self._failed_birth(error)
-        except asyncio.CancelledError as error:
+        except (KeyboardInterrupt, GeneratorExit):
+            raise  # the person at the terminal, or the end of the run, which closes what is suspended
+        except BaseException as error:  # as in the constructor
             self._failed_birth(error)
         else:
             if self.alive:
@@ -239,8 +239,8 @@ class ActorProcess(Process):
             self._finish(call, False, _cancelled(call))
         except SystemExit as error:
             self.die("exited", describe(error))
-        except Exception as error:
-            self._finish(call, False, portable(error))
+        except BaseException as error:
+            self._raised(call, error, 0)
         else:
             self._finish(call, True, value)
 
@@ -263,10 +263,18 @@ class ActorProcess(Process):
             self._finish(call, False, _cancelled(call), index)
         except SystemExit as error:
             self.die("exited", describe(error))
-        except Exception as error:
-            self._finish(call, False, portable(error), index)
+        except BaseException as error:
+            self._raised(call, error, index)
         else:
             self._finish(call, True, None, index)
+
+    def _raised(self, call: Call, error: BaseException, length: int) -> None:
+        """Answer with an error, of whatever class: nobody else would, and the caller would wait for ever."""
+        if isinstance(error, KeyboardInterrupt):
+            raise error
+        if isinstance(error, GeneratorExit) and asyncio.current_task(self.loop) is not call.task:
+            raise error  # nobody raised it: what is suspended is closed, at the end of the run
+        self._finish(call, False, portable(error), length)
 
     def _send_item(self, call: Call, index: int, item: Any) -> None:
         packed = self.system.copier.pack(item)

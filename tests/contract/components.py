@@ -193,8 +193,47 @@ class Turnstile:
             self.condition.notify_all()
 
 
+class Bare(BaseException):
+    """No Exception: ``except Exception`` lets it pass."""
+
+
+def raise_bare(kind: str) -> None:
+    """Raise something that is no Exception."""
+    raise {
+        "BaseException": BaseException("bare"),
+        "Bare": Bare("bare"),
+        "GeneratorExit": GeneratorExit("bare"),
+        "BaseExceptionGroup": BaseExceptionGroup("bare", [asyncio.CancelledError()]),
+        "CancelledError": asyncio.CancelledError("bare"),
+    }[kind]
+
+
+class StartsBadly:
+    """Its ``start()``, or its constructor, raises something that is no Exception."""
+
+    def __init__(self, kind: str, *, in_constructor: bool = False) -> None:
+        self.kind = kind
+        if in_constructor:
+            raise_bare(kind)
+
+    async def start(self) -> None:
+        await asyncio.sleep(0)
+        raise_bare(self.kind)
+
+
 class Raiser:
     """Raises what it is asked to."""
+
+    @data_call
+    async def bare(self, kind: str) -> None:
+        await asyncio.sleep(0)
+        raise_bare(kind)
+
+    @data_call
+    async def bare_after(self, n: int, kind: str) -> AsyncIterator[int]:
+        for i in range(n):
+            yield i
+        raise_bare(kind)
 
     async def raise_this(self, error: BaseException) -> None:
         raise error

@@ -40,6 +40,7 @@ from tests.contract.components import (
     Self,
     Source,
     Starts,
+    StartsBadly,
     Surface,
     Turnstile,
     Worker,
@@ -790,6 +791,39 @@ def test_error_in_the_middle_of_a_generator(world: Arm) -> None:
                 async for i in source.fails_after(2, error):
                     got.append(i)
             assert got == [0, 1]
+
+    world.run(body)
+
+
+BARE = ("BaseException", "Bare", "GeneratorExit", "BaseExceptionGroup")
+
+
+def test_what_is_no_exception_is_an_answer_all_the_same_and_gives_its_slot_back(world: Arm) -> None:
+    async def body(backend: Backend) -> None:
+        raiser = await backend.spawn(Raiser, name="raiser", limits=Limits(data_calls=1))
+        for kind in BARE:
+            with pytest.raises(RemoteError, match="bare") as caught:
+                async with asyncio.timeout(10):
+                    await raiser.bare(kind)
+            assert caught.value.type.rpartition(".")[2] == kind and caught.value.outcome is Outcome.UNKNOWN
+            got = []
+            with pytest.raises(RemoteError, match="bare"):
+                async with asyncio.timeout(10):
+                    async for i in raiser.bare_after(2, kind):
+                        got.append(i)
+            assert got == [0, 1]
+
+    world.run(body)
+
+
+def test_what_is_no_exception_fails_a_start_all_the_same(world: Arm) -> None:
+    async def body(backend: Backend) -> None:
+        for kind in ("BaseException", "BaseExceptionGroup", "CancelledError"):
+            for in_constructor in (False, True):
+                with pytest.raises(SpawnFailed, match=f"StartsBadly.* did not start: .*{kind}"):
+                    async with asyncio.timeout(20):
+                        await backend.spawn(StartsBadly, kind, in_constructor=in_constructor, name="bad")
+        await backend.spawn(Raiser, name="bad")
 
     world.run(body)
 
