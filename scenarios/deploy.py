@@ -189,11 +189,12 @@ async def _deploy_cell(
             classes.get("scale_manager", ScaleManager), spec.scaling.lifecycle, gateway, engine,
             suffix.rpartition("-")[0], tuple(addresses), name=f"manager-{suffix}", node=node,
         )  # fmt: skip
+        judges: dict[str, Any] = {} if spec.judge is None else {"judges": {DEFAULT_MODEL: spec.judge}}
         about = ScaledModel(DEFAULT_MODEL, spec.engine, len(addresses), spec.gpus_per_replica)
         scaled["manager"] = owner["owner"] = manager
         scaled["scale_api"] = await port.spawn(
             classes.get("scale_api", ScaleApi), spec.scaling.api, ((about, gateway, manager),),
-            name=f"scale-{suffix}", node=node,
+            name=f"scale-{suffix}", node=node, **judges,
         )  # fmt: skip
     recovery = await port.spawn(
         classes.get("recovery", Recovery), spec.recovery, spec.admin, gateway, engine, own, exporter,

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+from collections.abc import Mapping
 from typing import Any, Final
 
 from pydantic import ValidationError
 
-from protocol.config import ScalingConfig
+from protocol.config import JudgeConfig, ScalingConfig
 from protocol.errors import SeatrialError
 from protocol.messages import message
 from protocol.ports import ActorHandle, backend, data_call
@@ -72,11 +73,20 @@ class ScaleApi:
     Args:
         config: bounds, intervals and time-outs.
         models: (model, its Gateway, its ScaleManager).
+        judges: how calls of a model are sampled where they do not say, by its name; default: the contract's defaults.
     """
 
-    def __init__(self, config: ScalingConfig, models: tuple[tuple[ScaledModel, ActorHandle, ActorHandle], ...]) -> None:
+    def __init__(
+        self,
+        config: ScalingConfig,
+        models: tuple[tuple[ScaledModel, ActorHandle, ActorHandle], ...],
+        judges: Mapping[str, JudgeConfig] | None = None,
+    ) -> None:
         self._config = config
         self._given = models
+        self._judges = {about.name: JudgeConfig(model_path=about.model_path) for about, *_ in models} | dict(
+            judges or {}
+        )
         self._models: dict[str, _Model] = {}
         self._watches: dict[asyncio.Task[None], None] = {}
         self._registry: ScaleRegistry
@@ -269,12 +279,14 @@ class ScaleApi:
 
     @data_call
     async def generate(self, body: Any) -> ApiReply:
-        """POST /generate: one call of the model. 200, 400, 422, a 4xx of the replica, 502, 503 or 504."""
+        """POST /generate: one judgement (scaling.md 8). 200, 400, 422, a 4xx of the replica, 502, 503 or 504."""
         asked = asked_of(body)
         if isinstance(asked, ApiReply):
             return asked
         model = self._resolve(asked.model_name)
-        return self._unknown_model(asked.model_name) if model is None else await generate(model.door, asked)
+        if model is None:
+            return self._unknown_model(asked.model_name)
+        return await generate(model.door, asked, self._judges[model.about.name])
 
     # --- what there is ---
 

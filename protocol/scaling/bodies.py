@@ -132,6 +132,21 @@ class HealthBody:
     instances: dict[str, str]
 
 
+class SamplingBody(BaseModel):
+    """How a call is sampled: what is left out or null is the instance's own (scaling.md 8). Others are handed on."""
+
+    model_config = ConfigDict(extra="allow")
+
+    temperature: Annotated[float, Field(strict=True)] | None = None
+    """0: greedy, no seed goes along. Above 0 it does: the caller's, or one that follows from the content."""
+    top_p: Annotated[float, Field(strict=True, allow_inf_nan=False)] | None = None
+    top_k: StrictInt | None = None
+    min_p: Annotated[float, Field(strict=True, allow_inf_nan=False)] | None = None
+    """Not with a temperature above 0: no seed would repeat it."""
+    max_new_tokens: StrictInt | None = None
+    sampling_seed: StrictInt | None = None
+
+
 class GenerateBody(BaseModel):
     """Body of POST /generate: one call of the model, as SGLang takes it, and what says where it goes.
 
@@ -143,7 +158,7 @@ class GenerateBody(BaseModel):
     model_name: StrictStr | None = "default"
     text: StrictStr | None = None
     input_ids: Annotated[list[Annotated[StrictInt, Field(ge=0)]], Field(min_length=1)] | None = None
-    sampling_params: dict[str, Any] | None = None
+    sampling_params: SamplingBody | None = None
     rid: Annotated[StrictStr, Field(min_length=1, max_length=200)] | None = None
     """Id of the request; without it, it gets one."""
     route_key: Annotated[StrictStr, Field(min_length=1, max_length=200)] | None = None

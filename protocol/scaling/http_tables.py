@@ -94,11 +94,12 @@ SCALE_ROUTES: Final[tuple[Route, ...]] = (
     ),
     Route("GET", "/health", "health", "Whether a replica is routable, by model and in all.", HealthBody),
     Route(
-        "POST", "/generate", "generate", "One call of the model, and which replica answered.",
+        "POST", "/generate", "generate",
+        "One call of the model, sampled so that it can be repeated, and which replica answered.",
         GeneratedBody, body=GenerateBody, slow=True,
         # A 4xx of the replica comes with its own status; these are the ones that SGLang gives.
         errors={
-            400: ("UNKNOWN_MODEL", "UPSTREAM_REFUSED"),
+            400: ("UNKNOWN_MODEL", "INVALID_SAMPLING", "UPSTREAM_REFUSED"),
             422: ("INVALID_BODY", "UPSTREAM_REFUSED"),
             502: ("OUTCOME_UNKNOWN", "UPSTREAM_ODD"),
             503: ("UNAVAILABLE",),

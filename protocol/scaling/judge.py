@@ -1,6 +1,8 @@
 """One call of the model of a scaled service: POST /generate of its control API, through its gateway.
 
-Source: scaling.md 1.1: an optional ``route_key``, and an answer that says which replica gave it.
+Source: scaling.md 1.1: an optional ``route_key``, and an answer that says which replica gave it. It is sampled as the
+judge's contract says (scaling.md 8), by the code of `protocol.serving.judge`: defaults merged, then a seed that follows
+from the content; what no seed repeats is refused.
 """
 
 from __future__ import annotations
@@ -11,10 +13,12 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from protocol.config import JudgeConfig
 from protocol.errors import HttpError, Outcome, SeatrialError
 from protocol.messages import ForwardReply, ForwardRequest
 from protocol.ports import ActorHandle, backend
-from protocol.scaling.bodies import ApiReply, ErrorBody, GenerateBody, GeneratedBody
+from protocol.scaling.bodies import ApiReply, ErrorBody, GenerateBody, GeneratedBody, SamplingBody
+from protocol.serving.determinism import check_sampling, effective, request_seed
 from protocol.serving.http import status_of
 from protocol.serving.http_routes import HttpErrorBody
 
@@ -31,13 +35,23 @@ def asked_of(given: Any) -> GenerateBody | ApiReply:
         return _error(422, "INVALID_BODY", f"{where}: {first['msg']}" if where else first["msg"])
 
 
-async def generate(gateway: ActorHandle, asked: GenerateBody) -> ApiReply:
+async def generate(gateway: ActorHandle, asked: GenerateBody, config: JudgeConfig) -> ApiReply:
     """Forward one call. 200; a 4xx of the replica as UPSTREAM_REFUSED; 502, 503 or 504 when it failed.
 
     A failed call says whether it may have been done: ``outcome`` is ``unknown`` or ``not_done``.
+
+    Args:
+        gateway: handle of the Gateway.
+        asked: the call.
+        config: the instance's own sampling, and the model that seeds are made for.
     """
+    try:
+        sampling = _sampling_params(asked, config)
+    except HttpError as error:
+        return _error(int(error.fields["status"]), "INVALID_SAMPLING", str(error.fields["body"]))
     rid = asked.rid or backend().new_id("judge")
     body = {name: value for name, value in asked.model_dump(exclude_none=True).items() if name not in _OURS}
+    body["sampling_params"] = sampling
     call = ForwardRequest(rid, "/generate", json.dumps({**body, "rid": rid}), route_key=asked.route_key or "")
     try:
         reply: ForwardReply = await gateway.forward(call)
@@ -49,6 +63,18 @@ async def generate(gateway: ActorHandle, asked: GenerateBody) -> ApiReply:
     except SeatrialError as error:
         return _failed(error)
     return _shown(reply)
+
+
+def _sampling_params(asked: GenerateBody, config: JudgeConfig) -> dict[str, Any]:
+    """What is sent as ``sampling_params``. Raises HttpError, 400, for sampling that nothing can repeat."""
+    given = (asked.sampling_params or SamplingBody()).model_dump(exclude_none=True)
+    sampling = effective(config, given)
+    check_sampling(sampling, given.get("min_p", 0.0))
+    more = {name: value for name, value in given.items() if name not in (*sampling.as_sent(), "sampling_seed")}
+    prompt = asked.text if asked.input_ids is None else asked.input_ids
+    assert prompt is not None  # one of the two is there
+    seed = request_seed(config.model_path, prompt, sampling, given.get("sampling_seed"), more)
+    return {**more, **sampling.as_sent(seed)}
 
 
 def _shown(reply: ForwardReply) -> ApiReply:

@@ -10,8 +10,10 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
+from protocol.config import JudgeConfig
 from protocol.errors import HttpError
 from protocol.messages import message
 from protocol.ports import EngineOptions
@@ -36,8 +38,37 @@ class Sampling:
 
     @property
     def greedy(self) -> bool:
-        """Whether every token is the likeliest one, so that no seed has an effect."""
-        return self.temperature == 0 or self.top_k == 1
+        """Whether it gets no seed: the rule of the contract asks for the temperature alone, whatever top_k says."""
+        return self.temperature == 0
+
+    def as_sent(self, seed: int | None = None) -> dict[str, Any]:
+        """The ``sampling_params`` of a call. ``seed``: None: none."""
+        sent: dict[str, Any] = {
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+            "top_k": self.top_k,
+            "max_new_tokens": self.max_new_tokens,
+        }
+        return sent if seed is None else {**sent, "sampling_seed": seed}
+
+
+def effective(config: JudgeConfig, asked: Mapping[str, Any]) -> Sampling:
+    """The sampling of a call with every default merged in: the request's over the instance's, which has the contract's.
+
+    Args:
+        asked: temperature, top_p, top_k and max_new_tokens of the request; a missing one, or None, is not asked for.
+    """
+
+    def first(name: str, own: Any) -> Any:
+        value = asked.get(name)
+        return own if value is None else value
+
+    return Sampling(
+        temperature=float(first("temperature", config.temperature)),
+        top_p=float(first("top_p", config.top_p)),
+        top_k=first("top_k", -1 if config.top_k is None else config.top_k),
+        max_new_tokens=first("max_new_tokens", config.max_new_tokens),
+    )
 
 
 def check_sampling(sampling: Sampling, min_p: float) -> None:
@@ -59,7 +90,13 @@ def check_sampling(sampling: Sampling, min_p: float) -> None:
         raise HttpError(status=400, body="min_p does not go with sampling here: no seed repeats it; leave it out")
 
 
-def request_seed(model_path: str, input_ids: Sequence[int], sampling: Sampling, given: int | None) -> int | None:
+def request_seed(
+    model_path: str,
+    input_ids: Sequence[int] | str,
+    sampling: Sampling,
+    given: int | None,
+    more: Mapping[str, Any] | None = None,
+) -> int | None:
     """The ``sampling_seed`` of a request: the caller's own, none when greedy, else one that follows from its content.
 
     The first four bytes, big endian, of SHA-256 over canonical JSON of model, input and effective sampling, masked to
@@ -67,9 +104,11 @@ def request_seed(model_path: str, input_ids: Sequence[int], sampling: Sampling, 
 
     Args:
         model_path: of the model, as the ingress is configured.
-        input_ids: token ids of the prompt.
+        input_ids: token ids of the prompt. Its text where there are none, for an ingress has no tokenizer: the same
+            prompt in the two ways has two seeds.
         sampling: with every default merged in.
         given: the caller's own seed.
+        more: whatever else the request says of sampling (JSON): that is of its content too.
     """
     if given is not None:
         return given
@@ -77,13 +116,8 @@ def request_seed(model_path: str, input_ids: Sequence[int], sampling: Sampling, 
         return None
     content = {
         "model": model_path,
-        "input_ids": list(input_ids),
-        "sampling": {
-            "temperature": sampling.temperature,
-            "top_p": sampling.top_p,
-            "top_k": sampling.top_k,
-            "max_new_tokens": sampling.max_new_tokens,
-        },
+        "input_ids": input_ids if isinstance(input_ids, str) else list(input_ids),
+        "sampling": {**(more or {}), **sampling.as_sent()},
     }
     canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))
     return int.from_bytes(hashlib.sha256(canonical.encode()).digest()[:4], "big") & _MASK

@@ -7,13 +7,12 @@ seed is of what is really sampled. The answer names the replica that gave it.
 from __future__ import annotations
 
 import json
-from typing import Any
 
 from protocol.config import JudgeConfig
 from protocol.errors import HttpError
 from protocol.messages import ForwardReply, ForwardRequest, message
 from protocol.ports import ActorHandle, data_call
-from protocol.serving.determinism import Sampling, check_sampling, request_seed
+from protocol.serving.determinism import Sampling, check_sampling, effective, request_seed
 
 ROUTE = "/generate"
 
@@ -68,15 +67,7 @@ class Judge:
         """
         sampling = self.effective(call)
         check_sampling(sampling, call.min_p or 0.0)
-        parameters: dict[str, Any] = {
-            "temperature": sampling.temperature,
-            "top_p": sampling.top_p,
-            "top_k": sampling.top_k,
-            "max_new_tokens": sampling.max_new_tokens,
-        }
-        seed = self.seed_of(call, sampling)
-        if seed is not None:
-            parameters["sampling_seed"] = seed
+        parameters = sampling.as_sent(self.seed_of(call, sampling))
         body = {"rid": call.request_id, "input_ids": list(call.input_ids), "sampling_params": parameters}
         request = ForwardRequest(call.request_id, ROUTE, json.dumps(body, separators=(",", ":")))
         reply: ForwardReply = await self._gateway.forward(request)
@@ -84,17 +75,8 @@ class Judge:
 
     def effective(self, call: JudgeCall) -> Sampling:
         """The sampling of a call with every default merged in: the request's over the instance's."""
-        config = self._config
-
-        def first(asked: Any, own: Any) -> Any:
-            return own if asked is None else asked
-
-        return Sampling(
-            temperature=float(first(call.temperature, config.temperature)),
-            top_p=float(first(call.top_p, config.top_p)),
-            top_k=first(call.top_k, -1 if config.top_k is None else config.top_k),
-            max_new_tokens=first(call.max_new_tokens, config.max_new_tokens),
-        )
+        asked = {name: getattr(call, name) for name in ("temperature", "top_p", "top_k", "max_new_tokens")}
+        return effective(self._config, asked)
 
     def seed_of(self, call: JudgeCall, sampling: Sampling) -> int | None:
         """The seed that goes along; None: none."""

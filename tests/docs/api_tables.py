@@ -25,6 +25,7 @@ _MEANS = {
     "NO_RECONCILE_HOOK": "a manager of your own lacks a method that a reconcile needs; an operator must look",
     "STATE_LOST": "the manager does not know the operation any more; an operator must look",
     "VICTIM_UNKNOWN": "nobody can say who the victim is, or that it is idle; try again",
+    "INVALID_SAMPLING": "no seed repeats such sampling; `detail` says what to send",
     "UPSTREAM_REFUSED": "a replica answered 4xx; `detail` is what it said",
     "UPSTREAM_ODD": "a replica's answer is no JSON object",
     "INVALID_BODY": "a field has a wrong type or value, or there is not exactly one prompt",

@@ -46,7 +46,7 @@ READERS = {
     "LearnerConfig": ("training/learner.py",),
     "EvaluatorConfig": ("training/evaluator.py",),
     "RolloutScalingConfig": ("rollout/elastic.py", "rollout/elastic_lifecycle.py"),
-    "JudgeConfig": ("serving/judge.py",),
+    "JudgeConfig": ("serving/judge.py", "serving/determinism.py"),
     "LifecycleConfig": ("scaling/lifecycle.py", "scaling/placement.py", "scaling/replicas.py"),
 }
 

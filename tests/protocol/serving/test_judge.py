@@ -28,7 +28,7 @@ def test_a_seed_is_four_bytes_of_the_content_without_the_highest_bit() -> None:
     assert request_seed("m", IDS, sampling, None) == expected
     assert request_seed("m", IDS, sampling, 7) == 7
     assert request_seed("m", IDS, Sampling(temperature=0), None) is None
-    assert request_seed("m", IDS, Sampling(temperature=0.1, top_k=1), None) is None
+    assert request_seed("m", IDS, Sampling(temperature=0.1, top_k=1), None) is not None  # the rule names no top_k
 
 
 @given(st.lists(st.integers(0, 2**31 - 1), max_size=20), st.floats(1e-6, 10), st.text(max_size=5))
