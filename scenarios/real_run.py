@@ -2,6 +2,8 @@
 
 The clean-up is one path, whatever has happened: the warden (`real.warden`) ends every process of the run and removes
 its temporary folder. It is asked to at the end, and does so by itself when this process dies.
+
+An interrupt at any time leaves either a run that is judged or nothing: see ``Interrupts``.
 """
 
 from __future__ import annotations
@@ -14,20 +16,22 @@ import os
 import pathlib
 import shutil
 import signal
+import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from analysis.errors import BadInput
-from analysis.rundir import RunDir, write_run_json
+from analysis.rundir import Preregistered, RunDir, write_run_json
 from analysis.verdict import Judge, Verdict
 from analysis.writer import JsonlWriter
 from protocol.evidence import Event
 from scenarios.load import Scenario
 from scenarios.monitor.run_source import LIVE
 from scenarios.real_preflight import RealPlan
-from scenarios.real_world import RealEnd, RealStage
+from scenarios.real_world import INTERRUPTED, RealEnd, RealStage
 from scenarios.runner import conclude, engines, preregistered, versions
 
 if TYPE_CHECKING:
@@ -71,60 +75,87 @@ def run_in_real(
 
     Raises:
         BadInput: the folder exists or cannot be written, or Ray or an engine does not start; nothing is left then.
+        KeyboardInterrupt: it came before there was anything to judge; nothing is left then.
     """
     from real.cluster import ClusterFailed
-    from real.evidence import begin_evidence, evidence_is_lost
-    from real.merge import Tail
-    from real.warden import Warden
 
     begun = time.perf_counter()
     scenario = plan.scenario
     thresholds = preregistered(scenario)
-    directory = RunDir.create(out)
-    write_run_json(
-        directory,
-        scenario=scenario.name,
-        scenario_text=scenario.text,
-        seed=seed,
-        backend="real",
-        versions={**versions("ray", "aiohttp"), "engine": plan.engines.kind},
-        preregistered=thresholds,
-        repeat=repeat,
-        # A genuine engine is modelled on nothing.
-        engines=engines(scenario) if plan.engines.kind == "emulated" else None,
-    )
+    with Interrupts() as interrupts:
+        directory = RunDir.create(out)
+        try:
+            write_run_json(
+                directory,
+                scenario=scenario.name,
+                scenario_text=scenario.text,
+                seed=seed,
+                backend="real",
+                versions={**versions("ray", "aiohttp"), "engine": plan.engines.kind},
+                preregistered=thresholds,
+                repeat=repeat,
+                # A genuine engine is modelled on nothing.
+                engines=engines(scenario) if plan.engines.kind == "emulated" else None,
+            )
+            end, merged, problems = _lived(plan, seed, directory, watch, interrupts)
+            verdict, events = _judged(directory, thresholds, merged, end, report)
+        except (BadInput, ClusterFailed, KeyboardInterrupt) as error:
+            # Made here, and of no use without a run, or without its end.
+            shutil.rmtree(directory.path, ignore_errors=True)
+            if isinstance(error, ClusterFailed):
+                raise BadInput(str(error)) from error
+            raise
+    return RealRan(verdict, end, events, directory, time.perf_counter() - begun, problems)
+
+
+def _lived(
+    plan: RealPlan, seed: int, directory: RunDir, watch: Callable[[RealStage], None] | None, interrupts: Interrupts
+) -> tuple[RealEnd, Merged, list[str]]:  # fmt: skip
+    """From the start of Ray to the end of all that was started; what it has written, merged."""
+    from real.evidence import begin_evidence, evidence_is_lost
+    from real.merge import Tail
+    from real.warden import Warden
+
     run = f"run-{time.time_ns():x}-{os.getpid()}"
     folder = tempfile.mkdtemp(prefix="seatrial-")
     live = directory.path / LIVE
-    live.write_text(json.dumps({"folder": folder}) + "\n", encoding="utf-8")
-    warden = Warden(run, folder)
+    warden: Warden | None = None
     problems: list[str] = []
     try:
+        live.write_text(json.dumps({"folder": folder}) + "\n", encoding="utf-8")
+        warden = Warden(run, folder)
         begin_evidence(folder)
         with (
             _environment(run, folder, own_cluster=not plan.ray),
             _ray_talking_to(pathlib.Path(folder, "logs", "ray.log")),
         ):
-            end, problems = _live(plan, seed, run, folder, warden.sweep, _with_warden(warden, watch))
+            end, problems = _live(plan, seed, run, folder, warden.sweep, _with_warden(warden, watch), interrupts)
         if end.unfit:
-            raise BadInput(f"{scenario.name}: {end.unfit}")
+            raise BadInput(f"{plan.scenario.name}: {end.unfit}")
         merged = _merged(pathlib.Path(folder), end)
+        if end.detail == INTERRUPTED and not any(event.kind == "run.started" for event in merged.events):
+            raise KeyboardInterrupt
         if not end.broken and evidence_is_lost(folder):
             end.broken = f"the disk of {folder} was full, and events could not be written"
         if end.broken:
             merged.tails.append(Tail(("driver", 0), "broken", end.broken))
         _keep_logs(pathlib.Path(folder), directory.path / "logs")
-    except (BadInput, ClusterFailed) as error:
-        shutil.rmtree(directory.path)  # made here, and of no use without a run
-        raise BadInput(str(error)) from error
     except OSError as error:  # the run's own end is never one: a disk is full, or a folder was taken away
-        shutil.rmtree(directory.path, ignore_errors=True)
         where = error.filename or f"{directory.path} or {folder}"
         raise BadInput(f"{where}: {error.strerror or error}; the run was not kept") from error
     finally:
-        with _uninterrupted():
+        if warden is None:
+            shutil.rmtree(folder, ignore_errors=True)
+        else:
             problems += warden.close()
-            live.unlink(missing_ok=True)
+        live.unlink(missing_ok=True)
+    return end, merged, problems
+
+
+def _judged(
+    directory: RunDir, thresholds: Preregistered, merged: Merged, end: RealEnd, report: bool
+) -> tuple[Verdict, int]:  # fmt: skip
+    """Write and judge the evidence; the verdict, and how many events there are."""
     judge = Judge(thresholds)
     events = _finished(merged, end)
     try:
@@ -134,53 +165,64 @@ def run_in_real(
                 judge.feed(event)
         verdict = judge.verdict()
         conclude(directory, verdict, evidence.sha256, report)
-    except (BadInput, OSError) as error:
-        shutil.rmtree(directory.path)  # made here, and of no use without its end
-        if isinstance(error, BadInput):
-            raise
+    except OSError as error:
         raise BadInput(f"{directory.path}: cannot be written ({error.strerror}); the run was not kept") from error
-    return RealRan(verdict, end, len(events), directory, time.perf_counter() - begun, problems)
+    return verdict, len(events)
 
 
 def _with_warden(warden: Warden, watch: Callable[[RealStage], None] | None) -> Callable[[RealStage], None]:
+    """What the stage calls twice a second. That a display fails, such as for want of its terminal, ends no run."""
+    shown = watch
+
     def look(stage: RealStage) -> None:
+        nonlocal shown
         warden.renew()
-        if watch is not None:
-            watch(stage)
+        if shown is not None:
+            try:
+                shown(stage)
+            except Exception:
+                shown = None
+                traceback.print_exc(file=sys.stdout)  # that is a log of the run, which is kept with it
 
     return look
 
 
 def _live(
     plan: RealPlan, seed: int, run: str, folder: str, sweep: Callable[[], list[str]],
-    watch: Callable[[RealStage], None] | None,
+    watch: Callable[[RealStage], None] | None, interrupts: Interrupts,
 ) -> tuple[RealEnd, list[str]]:  # fmt: skip
-    """From the start of Ray to the death of everything. Raises ClusterFailed."""
+    """From the start of Ray to the death of everything. Raises ClusterFailed, and KeyboardInterrupt before the run."""
     from real.cluster import LocalCluster, disconnect
 
     cluster = None if plan.ray else LocalCluster(run, list(plan.gpus))
     posted: Any = None
     try:
-        if cluster is None:
-            posted = _connected(plan, run, folder)
-        else:
-            cluster.start()
+        with interrupts.admitted():
+            try:
+                if cluster is None:
+                    posted = _connected(plan, run, folder)
+                else:
+                    cluster.start()
+            except SystemExit as error:  # SIGTERM, which Ray takes to itself while it starts
+                raise KeyboardInterrupt from error
         stage = RealStage(
             plan.scenario, seed,
             run=run, folder=folder, engines=plan.engines, machines=cluster, http_port=plan.http_port, watch=watch,
         )  # fmt: skip
-        with _a_polite_kill_is_an_interrupt():
-            end = stage.run()
+        try:
+            with interrupts.admitted():
+                end = stage.run()
+        except KeyboardInterrupt:  # before its first event, or another one while the first was being dealt with
+            end = stage.interrupted()
     finally:
-        with _uninterrupted():
-            if posted is not None:
-                from real.guard import relieve
+        if posted is not None:
+            from real.guard import relieve
 
-                relieve(posted)
-            disconnect()
-            problems = sweep()
-            if cluster is not None:
-                cluster.reap()
+            relieve(posted)
+        disconnect()
+        problems = sweep()
+        if cluster is not None:
+            cluster.reap()
     return end, problems
 
 
@@ -299,36 +341,61 @@ def _ray_talking_to(log: pathlib.Path) -> Iterator[None]:
             file.close()
 
 
-@contextlib.contextmanager
-def _a_polite_kill_is_an_interrupt() -> Iterator[None]:
-    """SIGTERM, and the end of the terminal, end the run as Ctrl-C does. Ray's own handler would print a stack.
+class Interrupts:
+    """Ctrl-C, SIGTERM and the end of the terminal, of this process and as long as a run goes on: all three are one.
 
-    Where the end of the terminal was to be ignored (nohup) it still is.
+    Inside of ``admitted`` an interrupt is raised. Elsewhere it is only noted, and raised in the next ``admitted``: what
+    is being cleaned up, merged or judged is finished, which takes some seconds. Where Ctrl-C or the end of the terminal
+    was to be ignored (a shell's background, nohup) it still is.
     """
-    before: dict[signal.Signals, Any] = {}
-    try:
-        for number in (signal.SIGTERM, signal.SIGHUP):
-            if number is signal.SIGTERM or signal.getsignal(number) is not signal.SIG_IGN:
-                before[number] = signal.signal(number, lambda *_: signal.raise_signal(signal.SIGINT))
-    except ValueError:  # not the main thread, which alone gets the signal
-        yield
-        return
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
+
+    def __init__(self) -> None:
+        self._before: dict[signal.Signals, Any] = {}
+        self._came = False
+
+    def __enter__(self) -> Interrupts:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            before = signal.getsignal(number)
+            if before is signal.SIG_IGN and number is not signal.SIGTERM:
+                continue
+            try:
+                signal.signal(number, self._note)
+            except ValueError:  # not the main thread, which alone gets the signal
+                break
+            self._before[number] = signal.SIG_DFL if before is None else before
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
             signal.signal(number, handler)
 
+    @contextlib.contextmanager
+    def admitted(self) -> Iterator[None]:
+        """Inside of it KeyboardInterrupt is raised, in an asyncio loop as asyncio does it."""
+        try:
+            for number in self._before:
+                # asyncio takes the place of Python's own handler, and of no other one.
+                signal.signal(number, signal.default_int_handler if number is signal.SIGINT else self._pass_on)
+            if self._came:
+                raise KeyboardInterrupt
+            yield
+        finally:
+            self._hold()
 
-@contextlib.contextmanager
-def _uninterrupted() -> Iterator[None]:
-    """The clean-up takes a second; who presses Ctrl-C again has it all the same."""
-    try:
-        before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    except ValueError:  # not the main thread, which alone gets the signal
-        yield
-        return
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
+    def _hold(self) -> None:
+        while True:
+            try:
+                for number in self._before:
+                    signal.signal(number, self._note)
+                return
+            except KeyboardInterrupt:
+                self._came = True
+
+    def _note(self, *_: object) -> None:
+        self._came = True
+
+    def _pass_on(self, *_: object) -> None:
+        if signal.SIGINT in self._before:
+            signal.raise_signal(signal.SIGINT)
+        else:
+            raise KeyboardInterrupt

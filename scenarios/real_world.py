@@ -11,7 +11,7 @@ import dataclasses
 import pathlib
 import random
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from protocol.errors import message_of
 from protocol.evidence import SCHEMA_VERSION, Event
@@ -33,6 +33,9 @@ _GRACE_S = 2.0  # for calls over HTTP that are in flight when the run ends
 _SHORT = 400  # characters of a report that go into one event
 _LONG = 8000  # of what ended the run: a component's own error may be of any length
 _WAITS = 200
+
+INTERRUPTED: Final = "interrupted"
+"""What a run that somebody has interrupted says of its end."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -118,11 +121,16 @@ class RealStage(FaultPort):
         try:
             run_real(self._body, folder=self._folder, engines=self._engines, run=self._run)
         except KeyboardInterrupt:
-            self._ended("crash", "interrupted")
+            self._ended("crash", INTERRUPTED)
         except asyncio.CancelledError:  # by the watching: Ray has ended
             self._ended("crash", "cancelled")
         except Exception as error:  # of the driver itself, also at taking the run down
             self._ended("crash", f"{type(error).__name__}: {message_of(error)}")
+        return self._end
+
+    def interrupted(self) -> RealEnd:
+        """How it ended, for whom an interrupt has kept from the return of ``run``."""
+        self._ended("crash", INTERRUPTED)
         return self._end
 
     async def _body(self, backend: RealBackend) -> None:
@@ -173,7 +181,7 @@ class RealStage(FaultPort):
         except DeployFailed as failed:
             self._ended("crash", f"{failed}{self._last_words()}")
         except asyncio.CancelledError:
-            self._ended("crash", "interrupted")
+            self._ended("crash", INTERRUPTED)
             raise
         except Exception as error:  # the driver's death is the run's end, and evidence
             self._ended("crash", f"{type(error).__name__}: {message_of(error)}{self._last_words()}")
@@ -191,30 +199,37 @@ class RealStage(FaultPort):
         return ""
 
     async def _keep_watching(self, body: asyncio.Task[Any] | None) -> None:
+        """Ends the run when its world breaks, and when that cannot be seen any more: then its evidence says nothing."""
+        try:
+            broken = ""
+            while not broken:
+                await asyncio.sleep(_LOOK_S)
+                broken = self._what_is_broken()
+        except Exception as error:
+            broken = f"the run could not be watched any more: {type(error).__name__}: {message_of(error)}"
+        self._ended("crash", broken)
+        self._end.broken = broken
+        assert body is not None
+        body.cancel()
+
+    def _what_is_broken(self) -> str:
+        """One look at the world, which the display is shown too; empty while all is well."""
         from real.evidence import evidence_is_lost
 
-        while True:
-            await asyncio.sleep(_LOOK_S)
-            broken = ""
-            if evidence_is_lost(self._folder):
-                broken = f"the disk of {self._folder} is full, and events could not be written"
-            elif self._machines is not None:
-                daemon = self._machines.ended()
-                if not daemon and not _is_running(self._backend.registry_pid):
-                    daemon = "registry of the run's processes"
-                if daemon:
-                    # In a minute Ray would end this process too, and the evidence would go with the run's folder.
-                    broken = f"Ray's {daemon} has ended, and no fault did that"
-                    self._backend.ray_has_ended = True
-            if broken:
-                self._ended("crash", broken)
-                self._end.broken = broken
-                assert body is not None
-                body.cancel()
-                return
-            self.tail.look()
-            if self._watch is not None:
-                self._watch(self)
+        if evidence_is_lost(self._folder):
+            return f"the disk of {self._folder} is full, and events could not be written"
+        if self._machines is not None:
+            daemon = self._machines.ended()
+            if not daemon and not _is_running(self._backend.registry_pid):
+                daemon = "registry of the run's processes"
+            if daemon:
+                # In a minute Ray would end this process too, and the evidence would go with the run's folder.
+                self._backend.ray_has_ended = True
+                return f"Ray's {daemon} has ended, and no fault did that"
+        self.tail.look()
+        if self._watch is not None:
+            self._watch(self)
+        return ""
 
     def _report_waits(self, waits: list[Event]) -> None:
         for sent in waits[:_WAITS]:

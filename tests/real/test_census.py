@@ -6,7 +6,6 @@ import os
 import pathlib
 import socket
 import subprocess
-import sys
 from collections.abc import Collection
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +14,7 @@ import pytest
 
 from protocol.faulting import FaultRefused, Target
 from real.census import Census, OwnCard, Process
-from tests.scenarios.conftest import SMALL
+from tests.real.bare_stage import bare_stage
 
 
 def card(folder: pathlib.Path, name: str, pid: int, *, role: Any = "engine", host: str = "") -> OwnCard:
@@ -74,22 +73,6 @@ def test_nobody_is_asked_while_all_are_here(tmp_path: pathlib.Path, ended: int) 
     assert names(Census(str(tmp_path), registry.dead_of).living()) == ["chat-0"] and registry.asked == []
 
 
-def stage(folder: pathlib.Path, census: Census) -> Any:
-    """A real stage whose run has begun, without a Ray."""
-    from real.engines.settings import EngineSettings
-    from scenarios.load import parse
-    from scenarios.real_world import RealStage
-
-    scenario = parse(SMALL, "small.yaml", folder, [])
-    made = RealStage(
-        scenario, 1, run="run", folder=str(folder), engines=EngineSettings("emulated", sys.executable), machines=None
-    )
-    me = SimpleNamespace(name="driver")
-    backend: Any = SimpleNamespace(census=census, me=me, log=SimpleNamespace(now_ns=lambda: 5_000_000_000))
-    made._backend = backend
-    return made
-
-
 def test_the_stage_counts_and_chooses_replicas_of_other_machines(
     tmp_path: pathlib.Path, ended: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -100,7 +83,7 @@ def test_the_stage_counts_and_chooses_replicas_of_other_machines(
     card(tmp_path, "chat-1", ended, host="elsewhere").in_flight = 3
     card(tmp_path, "chat-2", ended, host="elsewhere").in_flight = 2
     card(tmp_path, "driver", os.getpid(), role="driver")
-    made = stage(tmp_path, Census(str(tmp_path), Registry(("chat-2", 1)).dead_of))
+    made = bare_stage(tmp_path, Census(str(tmp_path), Registry(("chat-2", 1)).dead_of))
     assert [(one.name, one.in_flight) for one in made.replicas("chat")] == [("chat-1", 3)]
     assert [one.detail for one in made.held()] == ["3 requests in chat-1/1"]
     assert [one.detail for one in made.left()] == ["engine chat-1/1 on node-0"]

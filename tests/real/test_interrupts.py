@@ -1,0 +1,240 @@
+"""An interrupt at any time of a real run leaves a run that is judged, or nothing; and who watches a run ends none."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pathlib
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any, NoReturn
+
+import pytest
+
+pytest.importorskip("ray")
+
+from analysis.rundir import RunDir, verify_manifest
+from analysis.verdict import judge_run
+from real.cluster import LocalCluster
+from real.evidence import ProcessLog
+from scenarios import real_run, real_world
+from scenarios.load import load
+from scenarios.real_preflight import RealOptions, plan
+from scenarios.real_world import RealEnd, RealStage
+from tests.real.bare_stage import bare_stage
+
+ALL = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Run:
+    """``run_in_real`` without a Ray: what stands in its place is patched in."""
+
+    def __init__(self, folder: pathlib.Path, temporary: str) -> None:
+        self.out = folder / "run"
+        self.temporary = pathlib.Path(temporary)
+
+    def go(self) -> real_run.RealRan:
+        before = [signal.getsignal(number) for number in ALL]
+        try:
+            return real_run.run_in_real(plan(load("smoke"), RealOptions("emulated")), 1, out=self.out)
+        finally:
+            assert [signal.getsignal(number) for number in ALL] == before
+            assert list(self.temporary.iterdir()) == []
+
+    def is_judged(self) -> str:
+        """The verdict, as its files have it."""
+        directory = RunDir.open(self.out)
+        assert verify_manifest(directory) == []
+        return judge_run(directory).result
+
+
+@pytest.fixture
+def run(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
+    monkeypatch.setattr(LocalCluster, "start", lambda _: None)
+    monkeypatch.setattr("real.cluster.disconnect", lambda: None)  # other tests may be connected
+    with tempfile.TemporaryDirectory(prefix="st") as temporary:  # short, for the preflight refuses others
+        monkeypatch.setattr(tempfile, "tempdir", temporary)
+        yield Run(tmp_path, temporary)
+
+
+def interrupt(*numbers: signal.Signals) -> None:
+    for number in numbers:
+        os.kill(os.getpid(), number)
+        time.sleep(0.01)
+
+
+def begins(folder: str) -> None:
+    """What the driver of a run writes first."""
+    log = ProcessLog(folder, "driver", 0, time.monotonic_ns())
+    log.emit("actor.spawned", cls="", node="node-0", role="driver")
+    log.emit("run.started", scenario="smoke", seed=1, world="real", clock_error_ns=0, schema=1)
+    log.close()
+
+
+def rays_own(*_: object) -> NoReturn:
+    """What Ray does at SIGTERM from the beginning of ray.init on."""
+    sys.exit(signal.SIGTERM)
+
+
+@pytest.mark.parametrize("number", [*ALL, None])
+def test_an_interrupt_while_ray_starts_leaves_nothing(
+    run: Run, monkeypatch: pytest.MonkeyPatch, number: signal.Signals | None
+) -> None:
+    def start(_: LocalCluster) -> None:
+        if number is None:
+            signal.signal(signal.SIGTERM, rays_own)
+        interrupt(number or signal.SIGTERM)
+        raise AssertionError("the start went on")
+
+    monkeypatch.setattr(LocalCluster, "start", start)
+    with pytest.raises(KeyboardInterrupt):
+        run.go()
+    assert not run.out.exists()  # or the same --out would be refused
+
+
+def test_an_interrupt_before_the_first_event_leaves_nothing(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(RealStage, "run", lambda _: interrupt(signal.SIGINT))
+    with pytest.raises(KeyboardInterrupt):
+        run.go()
+    assert not run.out.exists()
+
+
+def test_one_that_comes_while_nothing_may_be_interrupted_ends_the_run_at_the_next_chance(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[str] = []
+    init = RealStage.__init__
+
+    def made(stage: RealStage, *arguments: Any, **named: Any) -> None:
+        interrupt(signal.SIGTERM)
+        init(stage, *arguments, **named)
+
+    monkeypatch.setattr(RealStage, "__init__", made)
+    monkeypatch.setattr(RealStage, "run", lambda _: begun.append("run"))
+    with pytest.raises(KeyboardInterrupt):
+        run.go()
+    assert begun == [] and not run.out.exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_run_that_was_under_way_is_judged_however_often_it_is_interrupted(
+    run: Run, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    def impatient(stage: RealStage) -> RealEnd:
+        begins(stage._folder)
+        stage._end.took_s = 1.0
+        try:
+            interrupt(number)
+        finally:
+            interrupt(number)
+        raise AssertionError("it went on")
+
+    monkeypatch.setattr(RealStage, "run", impatient)
+    ran = run.go()
+    assert (ran.end.reason, ran.end.detail) == ("crash", "interrupted")
+    assert run.is_judged() == "inconclusive"
+    last = list(RunDir.open(run.out).read_events())[-1]
+    assert (last.kind, last.data["detail"]) == ("run.finished", "interrupted")
+
+
+def lived(stage: RealStage) -> RealEnd:
+    begins(stage._folder)
+    return RealEnd("completed", "", 1.0, [("driver", 0)], [])
+
+
+@pytest.mark.parametrize("where", ["_merged", "_finished", "conclude"])
+def test_a_run_that_is_over_is_merged_and_judged_whatever_comes(
+    run: Run, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    did: Callable[..., Any] = getattr(real_run, where)
+
+    def interrupted(*arguments: Any) -> Any:
+        interrupt(*ALL)
+        return did(*arguments)
+
+    monkeypatch.setattr(RealStage, "run", lived)
+    monkeypatch.setattr(real_run, where, interrupted)
+    ran = run.go()
+    assert ran.end.reason == "completed" and ran.events == 3
+    assert [event.kind for event in RunDir.open(run.out).read_events()][-1] == "run.finished"
+    assert run.is_judged() == ran.verdict.result
+
+
+def test_where_ctrl_c_is_ignored_it_still_is_and_sigterm_ends_the_run(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a shell has it for what it starts in the background."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    did: list[str] = []
+
+    def in_background(stage: RealStage) -> RealEnd:
+        interrupt(signal.SIGINT)
+        did.append("went on")
+        interrupt(signal.SIGTERM)
+        raise AssertionError("it went on")
+
+    monkeypatch.setattr(RealStage, "run", in_background)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            run.go()
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert did == ["went on"]
+
+
+# --- who watches ---
+
+
+def broken_by(stage: Any, monkeypatch: pytest.MonkeyPatch, within_s: float = 5.0) -> str:
+    """What a stage that is watched says of its end, when the watching has ended it; empty when it did not."""
+    monkeypatch.setattr(real_world, "_LOOK_S", 0.005)
+
+    async def body() -> None:
+        watching = asyncio.create_task(stage._keep_watching(asyncio.current_task()))
+        try:
+            await asyncio.sleep(within_s)
+        finally:
+            watching.cancel()
+
+    try:
+        asyncio.run(body())
+    except asyncio.CancelledError:
+        assert stage._end.reason == "crash" and stage._end.detail == stage._end.broken
+    broken: str = stage._end.broken
+    return broken
+
+
+def test_a_run_that_cannot_be_watched_any_more_is_broken_and_says_why(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_fork(_: object) -> NoReturn:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    stage = bare_stage(tmp_path, watch=no_fork)
+    assert broken_by(stage, monkeypatch) == (
+        "the run could not be watched any more: BlockingIOError: [Errno 11] Resource temporarily unavailable"
+    )
+    stage = bare_stage(tmp_path)
+    monkeypatch.setattr(stage.tail, "look", lambda: 1 / 0)
+    assert "ZeroDivisionError" in broken_by(stage, monkeypatch)
+
+
+def test_a_display_that_fails_ends_no_run_and_is_left_alone(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    renewed: list[int] = []
+    shown: list[object] = []
+
+    def show(stage: object) -> NoReturn:
+        shown.append(stage)
+        raise BrokenPipeError(32, "Broken pipe")
+
+    warden: Any = SimpleNamespace(renew=lambda: renewed.append(1))
+    stage = bare_stage(tmp_path, watch=real_run._with_warden(warden, show))
+    assert broken_by(stage, monkeypatch, 0.3) == ""
+    assert len(renewed) > 3 and shown == [stage]
+    assert "BrokenPipeError" in capsys.readouterr().out  # of a run: in its folder of logs
