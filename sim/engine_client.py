@@ -50,7 +50,7 @@ class EnginesPort:
         shared, caller = self._shared, self._process
         if not caller.alive:
             await self._loop.create_future()  # a dead process launches nothing
-        launch = shared.ask(spec, name, node, placement)
+        launch = shared.ask(spec, name, node, placement, caller.node)
         try:
             process = await shared.have_done("launch", launch.where, caller, self._loop, lambda: shared.begin(launch))
         except PlacementError as reason:

@@ -212,6 +212,8 @@ class EngineProcess(Process):
         route, body, engine = exchange.method, exchange.body, self.engine
         if not engine.listening:
             raise EngineNotListening(f"engine {self.name} does not listen")
+        if engine.postponed(lambda: self._post(exchange)):
+            return  # stopped: the kernel keeps it, and it has not come to the engine
         self.world.emit(self, "engine.post", exchange.sent_id, route=route, status=0, delivery=exchange.sent_id)
 
         def done(result: AdminResult) -> None:

@@ -64,6 +64,8 @@ class Launch:
     profile: EngineProfile
     where: str
     give_back: Callable[[], None]
+    by: str
+    """Node of whom that asked. When it is lost before the other has heard, nobody tells that any more."""
 
 
 @dataclass(slots=True)
@@ -97,6 +99,7 @@ class SharedEngines:
 
     def __post_init__(self) -> None:
         self.cluster.on_declared_dead.append(self._node_declared_dead)
+        self.cluster.on_lost.append(self._node_lost)
 
     def next_index(self) -> int:
         self._count += 1
@@ -134,8 +137,8 @@ class SharedEngines:
             raise PlacementError(f"node {where!r} has not got {show(need)} free; it has {show(free)}")
         return where
 
-    def ask(self, spec: EngineSpec, name: str, node: str | None, placement: Placement | None) -> Launch:
-        """Take a name and GPUs. Raises NameTaken or PlacementError (not done)."""
+    def ask(self, spec: EngineSpec, name: str, node: str | None, placement: Placement | None, by: str = "") -> Launch:
+        """Take a name and GPUs, for an asker on node ``by``. Raises NameTaken or PlacementError (not done)."""
         if self.is_known(name):
             raise NameTaken(f"an engine named {name} is alive, or being started")
         profile = self._profiles.get(spec.profile)
@@ -144,7 +147,7 @@ class SharedEngines:
         if spec.options is not None and spec.options.startup_s is not None:
             profile = profile.replace(startup_ns=round(spec.options.startup_s * 1e9))
         where, give_back = self._take_gpus(spec.num_gpus, node, placement)
-        launch = self._launches[name] = Launch(name, spec, node, placement, profile, where, give_back)
+        launch = self._launches[name] = Launch(name, spec, node, placement, profile, where, give_back, by)
         return launch
 
     def begin(self, launch: Launch) -> EngineProcess:
@@ -295,6 +298,10 @@ class SharedEngines:
             return await answer
         finally:
             waiting.remove(answer)
+
+    def _node_lost(self, node: str) -> None:
+        for launch in [launch for launch in self._launches.values() if launch.by == node]:
+            self._withdraw(launch)
 
     def _node_declared_dead(self, node: str, zombies: list[Process]) -> None:
         for launch in [launch for launch in self._launches.values() if launch.where == node]:
