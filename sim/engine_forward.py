@@ -12,7 +12,7 @@ from protocol.errors import HttpError
 from protocol.messages import AdminReply
 from sim.engine_calls import ROUTES, bad_body, read_call
 from sim.engine_json import DONE, BadBody, JsonCall, event_text, json_object
-from sim.network import CONTROL, REPLY
+from sim.http import Streamed
 
 if TYPE_CHECKING:
     from sim.engine_process import EngineProcess
@@ -93,28 +93,22 @@ def _stream(call: JsonCall, answer: _Answer, process: EngineProcess) -> None:
 
 
 class _Answer:
-    """The answer to one exchange. The events of a stream arrive in the order they were sent, as bytes on a connection
-    do, and the end of it after them, whatever the network does to the messages that carry them here."""
+    """The answer to one exchange."""
 
     def __init__(self, process: EngineProcess, exchange: Exchange, *, named: bool = False) -> None:
         self.process = process
         self._named = named
         self._exchange = exchange
-        self._sent = 0
+        self._streamed = None if exchange.on_item is None else Streamed(exchange)
         self._kept: list[str] = []  # events, for a caller that wants the whole text
-        self._arrived: dict[int, str] = {}
-        self._next = 0
-        self._end: tuple[Any, int, int] | None = None
 
     def add(self, events: list[str]) -> None:
         """Events of a stream."""
-        exchange, process = self._exchange, self.process
-        if exchange.on_item is None:
+        if self._streamed is None:
             self._kept.extend(events)
             return
         for event in events:
-            number, self._sent = self._sent, self._sent + 1
-            exchange.network.send(process, exchange.caller, CONTROL, exchange, len(event), self._arrive, number, event)
+            self._streamed.add(event, len(event))
 
     def give(self, text: str) -> None:
         """The whole answer, or the end of the stream."""
@@ -133,25 +127,5 @@ class _Answer:
         self._finish(AdminReply(status, text, False) if posted else HttpError(status=status, body=text), len(text))
 
     def _finish(self, payload: Any, size: int) -> None:
-        process, exchange = self.process, self._exchange
-        process.ended(exchange)
-        if not self._sent:
-            exchange.answer(payload, size)
-            return
-        exchange.network.send(
-            process, exchange.caller, REPLY, exchange, size, self._arrive_end, payload, process.lc, process.n
-        )
-
-    def _arrive(self, number: int, event: str) -> None:
-        self._arrived[number] = event
-        while self._next in self._arrived:
-            self._exchange._item(self._arrived.pop(self._next))
-            self._next += 1
-        if self._end is not None:
-            self._arrive_end(*self._end)
-
-    def _arrive_end(self, payload: Any, lc: int, n: int) -> None:
-        if self._next < self._sent:
-            self._end = (payload, lc, n)
-        else:
-            self._exchange._answered(payload, lc, n)
+        self.process.ended(self._exchange)
+        (self._streamed or self._exchange).answer(payload, size)

@@ -28,7 +28,7 @@ from sim.engine_text import answer_text
 from sim.engine_transfers import ROUTES as TRANSFERS
 from sim.engine_transfers import EngineTransfers
 from sim.engine_types import MAIN_DEATH_NS, AdminResult, EngineResult
-from sim.http import CONTROL, Exchange
+from sim.http import CONTROL, Exchange, Streamed
 from sim.world import Process
 
 if TYPE_CHECKING:
@@ -151,14 +151,17 @@ class EngineProcess(Process):
         rid = request.request_id
         self.open[exchange.number] = exchange
         self.by_rid[rid] = exchange
+        streamed = None if exchange.on_item is None else Streamed(exchange)
 
         def done(result: EngineResult) -> None:
             if self.by_rid.get(rid) is exchange:
                 del self.by_rid[rid]
+            self.open.pop(exchange.number, None)
+            answer = exchange.answer if streamed is None else streamed.answer
             if result.status != 200:
-                self._answer(exchange, HttpError(status=result.status, body=result.error))
+                answer(HttpError(status=result.status, body=result.error))
             else:
-                self._answer(exchange, self._result(result), 64 * result.completion_tokens)
+                answer(self._result(result), 64 * result.completion_tokens)
 
         self.engine.submit(
             rid,
@@ -167,7 +170,7 @@ class EngineProcess(Process):
             request.prefix_blocks,
             done=done,
             ignore_eos=request.ignore_eos,
-            on_token=(lambda _, count: exchange.item(count)) if exchange.on_item is not None else None,
+            on_token=None if streamed is None else lambda _, count: streamed.add(count),
         )
 
     def _json(self, exchange: Exchange) -> None:

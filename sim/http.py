@@ -158,10 +158,6 @@ class Exchange:
         server = self.server
         self.network.send(server, self.caller, REPLY, self, size, self._answered, payload, server.lc, server.n)
 
-    def item(self, value: Any) -> None:
-        """One item of a streamed answer."""
-        self.network.send(self.server, self.caller, CONTROL, self, 0, self._item, value)
-
     def broken(self) -> None:
         """The server's end of the connection is closed without an answer."""
         self._fail(ConnectionLost(f"{self.method}: connection to {self.server.name} lost"))
@@ -272,6 +268,50 @@ class Exchange:
         if self._read_rest is not None:
             self._read_rest.cancel()
             self._read_rest = None
+
+
+class Streamed:
+    """The answer to one delivery of a request, item by item.
+
+    The items reach the caller in the order they were sent, as bytes on a connection do, and the end of it after them,
+    whatever the network does to the messages that carry them here.
+    """
+
+    __slots__ = ("_arrived", "_end", "_exchange", "_next", "_sent")
+
+    def __init__(self, exchange: Exchange) -> None:
+        self._exchange = exchange
+        self._sent = 0
+        self._next = 0
+        self._arrived: dict[int, Any] = {}
+        self._end: tuple[Any, int, int] | None = None
+
+    def add(self, value: Any, size: int = 0) -> None:
+        """Send one item."""
+        exchange = self._exchange
+        number, self._sent = self._sent, self._sent + 1
+        exchange.network.send(exchange.server, exchange.caller, CONTROL, exchange, size, self._arrive, number, value)
+
+    def answer(self, payload: Any, size: int = 0) -> None:
+        """Send the end, as ``Exchange.answer``."""
+        exchange, server = self._exchange, self._exchange.server
+        exchange.network.send(
+            server, exchange.caller, REPLY, exchange, size, self._arrive_end, payload, server.lc, server.n
+        )
+
+    def _arrive(self, number: int, value: Any) -> None:
+        self._arrived[number] = value
+        while self._next in self._arrived:
+            self._exchange._item(self._arrived.pop(self._next))
+            self._next += 1
+        if self._end is not None:
+            self._arrive_end(*self._end)
+
+    def _arrive_end(self, payload: Any, lc: int, n: int) -> None:
+        if self._next < self._sent:
+            self._end = (payload, lc, n)
+        else:
+            self._exchange._answered(payload, lc, n)
 
 
 def settle(future: asyncio.Future[Any], value: Any) -> None:

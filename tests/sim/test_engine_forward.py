@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from protocol.errors import ConnectionLost, ConnectionRefused, HttpError
-from protocol.messages import AdminReply
+from protocol.messages import AdminReply, GenerateRequest
 from protocol.ports import Backend, EngineClient, EngineSpec
 from sim.backend import run_sim
 from tests.sim.worlds import Evidence
@@ -105,6 +105,15 @@ def test_a_stream_keeps_its_order_whatever_the_network_does(seed: int) -> None:
         assert lengths == sorted(set(lengths)) and done == "[DONE]"
 
     at_engine(body, seed=seed, explore=True, copy_always=True)
+
+
+@pytest.mark.parametrize("seed", range(1, 6))
+def test_counts_of_tokens_never_fall_whatever_the_network_does(seed: int) -> None:
+    async def body(client: EngineClient, _: Backend) -> None:
+        counts = [count async for count in client.stream(GenerateRequest("r-0000001", 50, 300))]
+        assert counts == sorted(counts) and counts[-1] == 300
+
+    at_engine(body, seed=seed, explore=True)
 
 
 def test_a_client_that_goes_away_is_noticed_and_a_death_breaks_the_stream() -> None:
