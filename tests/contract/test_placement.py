@@ -9,7 +9,7 @@ import asyncio
 
 import pytest
 
-from protocol.errors import ActorDied, NameTaken, NoSuchActor, Outcome, PlacementError
+from protocol.errors import ActorDied, NameTaken, NoSuchActor, Outcome, PlacementError, SpawnFailed
 from protocol.ports import Backend, Placement, PlacementState, backend
 from tests.contract.components import Self, Worker
 from tests.contract.conftest import GPUS, Arm
@@ -174,6 +174,25 @@ def test_spawn_on_a_removed_or_unknown_group_fails_promptly(world: Arm) -> None:
                 with pytest.raises(PlacementError) as caught:
                     await backend.spawn(Worker, name="w", placement=Placement(gone))
                 assert caught.value.outcome is Outcome.NOT_DONE
+        assert await (await backend.spawn(Worker, name="w")).ping() == "pong"  # the name is free
+
+    world.run(body)
+
+
+def test_nothing_is_born_into_a_group_that_is_removed_meanwhile(world: Arm) -> None:
+    async def body(backend: Backend) -> None:
+        groups = backend.placement_groups
+        group = await groups.create(HALF, strategy="PACK", name="group")
+        await groups.wait_created(group, 10.0)
+        born = asyncio.create_task(backend.spawn(Worker, name="w", placement=Placement(group)))
+        await asyncio.sleep(0.05)
+        await groups.remove(group)
+        async with asyncio.timeout(20.0):
+            # Ray tells of the group, or of a process of it that was killed in its birth; it may have been quicker yet.
+            with pytest.raises((PlacementError, SpawnFailed, ActorDied)):
+                await (await born).work("a", 3600)
+            with pytest.raises(NoSuchActor):
+                await backend.lookup("w")
         assert await (await backend.spawn(Worker, name="w")).ping() == "pong"  # the name is free
 
     world.run(body)
