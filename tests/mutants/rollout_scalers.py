@@ -8,6 +8,7 @@ from typing import Any
 from protocol.messages import EngineAddress
 from protocol.ports import backend
 from protocol.rollout.elastic import RolloutScaling
+from protocol.rollout.elastic_contract import RolloutInBody, RolloutOutBody
 from protocol.scaling.bodies import ApiReply
 from protocol.scaling.contract import Direction
 from protocol.scaling.slots import Slot
@@ -20,6 +21,13 @@ class SaysNothingOfCleanup(RolloutScaling):
     async def status(self, direction: Direction, request_id: str) -> ApiReply:
         reply = await super().status(direction, request_id)
         return ApiReply(reply.status, {name: value for name, value in reply.body.items() if name != "cleanup_required"})
+
+
+class KeepsNoKeys(RolloutScaling):
+    """Takes a key and does not keep it, as the published service has none: a retry is a conflict with its own first."""
+
+    def _replayed(self, direction: Direction, asked: RolloutOutBody | RolloutInBody) -> ApiReply | None:
+        return None
 
 
 class CancelsAnytime(RolloutScaling):
@@ -104,6 +112,7 @@ def _rollout(name: str, cls: type, scenario: str, check: str, source: str = "sca
 
 MUTANTS = (
     _rollout("silent on the cleanup", SaysNothingOfCleanup, "rollout_1_2_1", "rollout_status_is_explicit", "M16"),
+    _rollout("rollout, keeps no keys", KeepsNoKeys, "rollout_auto_deaf", "same_key_same_operation"),
     _rollout("cancelled at any time", CancelsAnytime, "rollout_cancelled", "rollout_status_is_explicit"),
     _rollout("updated while it drains", UpdatesWhileDraining, "rollout_update_meets_scale_in", "no_end_in_an_update"),
     _rollout("published without weights", PublishesWithoutWeights, "rollout_1_2_1", "occurs"),

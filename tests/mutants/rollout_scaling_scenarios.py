@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+from tests.mutants.autoscaler_scenarios import AUTOSCALER_SCENARIOS
+
 
 def _scenario(
     name: str, summary: str, *, steps: str, acceptance: str, output: int = 100, sleep_s: float = 3, for_s: float = 24
@@ -35,6 +37,10 @@ ROLLOUT_SCALING_SCENARIOS: dict[str, str] = {
         + "- occurs: {event: request.done, where: {replica: chat-1, version: '8'}, at_least: 1}\n"
         + "- capacity_returned: {}\n",
     ),
+    # An autoscaler asks, and the answers are lost: it is on record what they were.
+    "rollout_auto_deaf": AUTOSCALER_SCENARIOS["auto_deaf"]
+    .replace("mutant_auto_deaf", "mutant_rollout_auto_deaf")
+    .replace("scaling: {lifecycle", "scaling: {kind: rollout, lifecycle"),
     "rollout_cancelled": _scenario(
         "rollout_cancelled",
         "A scale-out is cancelled when its replica is started already: it goes on.",
