@@ -211,9 +211,16 @@ class Partition(LinkFault):
 
 
 class Latency(LinkFault):
+    """A hit is a call, however many of its messages are late: every event of a stream is one."""
+
     def inject(self) -> None:
-        self._off = self.site.network.slow_down(*self.ends, self.params["extra_s"])
-        self.hit("link {}>{}".format(*self.ends))
+        self._met: set[int] = set()
+        self._off = self.site.network.slow_down(*self.ends, self.params["extra_s"], self._slowed)
+
+    def _slowed(self, call: int, what: str) -> None:
+        if call not in self._met:
+            self._met.add(call)
+            self.hit(what)
 
     def heal(self) -> None:
         self._off()

@@ -54,7 +54,7 @@ class Link:
         "plain",
         "drawn",
         "latency_ns",
-        "extra_ns",
+        "slowings",
         "blocks",
         "waiting",
         "free_at",
@@ -70,13 +70,14 @@ class Link:
         self.blocks = 0  # partitions and holds in force
         self.waiting: list[tuple[int, Any, int, Callable[..., object], tuple[Any, ...]]] = []
         self.free_at = 0
-        self.extra_ns = 0
+        self.slowings: list[tuple[int, Callable[[int, str], None] | None]] = []  # extra nanoseconds, who is told
         self.set(spec)
 
     def set(self, spec: LinkSpec) -> None:
         self.spec = spec
-        self.latency_ns = ns(spec.latency_s) + self.extra_ns
-        bare = not (self.blocks or spec.jitter_s or spec.loss or spec.reorder or spec.bandwidth_bytes_per_s)
+        self.latency_ns = ns(spec.latency_s) + sum(extra_ns for extra_ns, _ in self.slowings)
+        told = any(on_hit is not None for _, on_hit in self.slowings)
+        bare = not (self.blocks or told or spec.jitter_s or spec.loss or spec.reorder or spec.bandwidth_bytes_per_s)
         self.plain = bare and not self.explore
         self.drawn = bare and self.explore
 

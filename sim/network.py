@@ -180,17 +180,24 @@ class Network:
         """Give one direction another spec."""
         self.link(source, target).set(spec)
 
-    def slow_down(self, source: str, target: str, extra_s: float) -> Callable[[], None]:
-        """Add latency to one direction; returns how to take it off."""
-        link = self.link(source, target)
-        extra = ns(extra_s)
+    def slow_down(
+        self, source: str, target: str, extra_s: float, on_hit: Callable[[int, str], None] | None = None
+    ) -> Callable[[], None]:
+        """Add latency to one direction; returns how to take it off. Once only.
 
-        def add(amount: int) -> None:
-            link.extra_ns += amount
+        Args:
+            on_hit: told of every message that it delays, with the number of its call and a text.
+        """
+        link = self.link(source, target)
+        slowing = (ns(extra_s), on_hit)
+
+        def off() -> None:
+            link.slowings = [one for one in link.slowings if one is not slowing]
             link.set(link.spec)
 
-        add(extra)
-        return lambda: add(-extra)
+        link.slowings.append(slowing)
+        link.set(link.spec)
+        return off
 
     # --- partitions and holds ---
 
@@ -355,6 +362,9 @@ class Network:
     def _transmit(
         self, link: Link, leg: int, call: Exchanged, size: int, fn: Callable[..., object], args: tuple[Any, ...]
     ) -> None:
+        for _, on_hit in link.slowings:
+            if on_hit is not None:
+                on_hit(call.number, f"slowed {call.method} {link.source}>{link.target}")
         self._call_after(link.delay(self.world.clock._now, size), fn, *args, background=call.background)
 
     def _befall(

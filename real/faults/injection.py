@@ -14,7 +14,7 @@ from protocol.faulting import FaultsInForce, MustHit, Target
 from real.faults.kinds import (
     ClockSkew,
     Fault,
-    Latency,
+    LinkFault,
     Machines,
     MetricsFault,
     Partition,
@@ -39,7 +39,7 @@ IMPLEMENTED: Final[dict[str, type[Fault]]] = {
     "slow": Slow,
     "wedge": Wedge,
     "partition": Partition,
-    "latency": Latency,
+    "latency": LinkFault,
     "request_lost": TabledFault,
     "reply_lost": TabledFault,
     "delayed_delivery": TabledFault,

@@ -147,12 +147,6 @@ class Partition(LinkFault):
         return ((source, destination),) if self.params.get("one_way") else (self.ends, (destination, source))
 
 
-class Latency(LinkFault):
-    def inject(self) -> None:
-        super().inject()
-        self.hit("link {}>{}".format(*self.ends))
-
-
 class StorageFault(TabledFault):
     def extra(self) -> dict[str, Any]:
         return {"bandwidth": self.site.bandwidth}

@@ -124,7 +124,13 @@ class Links:
         if block is not None and self._meet(block, passing, "held", source, target):
             # Everybody waits on one future, whose waiters go on in the order in which they came.
             await asyncio.shield(self._repaired(link))
-        extra_s = sum(float(fault.params["extra_s"]) for fault in self._table.active("latency") if link in fault.links)
+        call = f"{passing.sent or passing.caller}/{passing.call}"  # the numbers of another process, or life, are others
+        slowed = f"slowed {passing.method} {'>'.join(link)}"
+        extra_s = sum(
+            float(fault.params["extra_s"])
+            for fault in self._table.active("latency")
+            if link in fault.links and self._table.claim(fault, slowed, once=call)
+        )
         if extra_s:
             await asyncio.sleep(extra_s)
 

@@ -243,7 +243,21 @@ class TestLinks:
                 assert await takes(call) < 0.8
 
         events = world.run(body)
-        assert told(events, "fault.hit", "count") == [(1,)]
+        assert told(events, "fault.hit", "count") == [(1,), (2,)], "a call is one hit, though both of its ways are slow"
+        assert [what.split()[:2] for (what,) in told(events, "fault.hit", "what")] == [
+            ["slowed", "add"], ["slowed", "/ready"]
+        ]  # fmt: skip
+
+    def test_latency_that_slows_nothing_has_hit_nothing(self, world: FaultedArm) -> None:
+        async def body(backend: Any, faults: Faults) -> None:
+            counter = await backend.spawn(Counter, name="counter")
+            latency = faults.inject("latency", link=("driver", "counter"), extra_s=0.5, must_hit={"hits": 1})
+            await asyncio.sleep(0.5)
+            assert latency.hits == 0 and not latency.satisfied()
+            await counter.add()
+            assert latency.hits == 1 and latency.satisfied()
+
+        world.run(body)
 
 
 class TestCalls:
@@ -417,7 +431,7 @@ class TestHttp:
                 await reading
             assert counts == sorted(counts) and counts[-1] == 400
 
-        world.run(body)
+        assert told(world.run(body), "fault.healed", "hits") == [(1,)], "of one call, though each of its events is late"
 
 
 class TestStorage:
