@@ -67,7 +67,10 @@ class Command:
 
     def wait_for_event(self, kind: str) -> None:
         """Wait until some process of the run has written an event of a kind."""
-        until(lambda: any(f'"kind":"{kind}"' in log.read_text() for log in self.temporary.glob("*/events/*")), 100)
+        self.wait_until(lambda: any(f'"kind":"{kind}"' in log.read_text() for log in self.temporary.glob("*/events/*")))
+
+    def wait_until(self, reached: Callable[[], object]) -> None:
+        until(reached, 100)
         (self.run,) = _wardens(self.temporary).values()
 
     def processes(self) -> dict[int, str]:

@@ -18,6 +18,7 @@ import pytest
 
 from analysis.rundir import RunDir, verify_manifest
 from analysis.verdict import judge_run
+from real.warden import shared_memory_of
 from tests.real.local_ray import environment
 from tests.real.run_command import TINY, command, until
 
@@ -48,6 +49,20 @@ def outside(folder: pathlib.Path) -> pathlib.Path:
     modules.mkdir()
     (modules / "outside.py").write_text(OUTSIDE)
     return modules
+
+
+HOLDING = """
+import mmap
+from protocol.serving.gateway import Gateway
+
+class OwnGateway(Gateway):
+    def __init__(self, *arguments, **more):
+        super().__init__(*arguments, **more)
+        with open("SHARED", "w+b") as file:
+            file.truncate(4096)
+            self._held = mmap.mmap(file.fileno(), 4096)
+"""
+"""A user's class with shared memory that has a name, which is not unlinked when its maker is killed."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,9 +116,14 @@ def test_nothing_is_left_of_a_driver_that_is_killed(
     tmp_path: pathlib.Path, temporary: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("RAY_worker_niceness", raising=False)  # other tests have set it for a Ray of their own
-    with command(tmp_path, temporary, *EMULATED) as run:
+    shared = f"/dev/shm/{pathlib.Path(temporary).name}"
+    (tmp_path / "outside.py").write_text(HOLDING.replace("SHARED", shared))
+    own = ("--set", "topology.services.chat.components={gateway: 'outside:OwnGateway'}")
+    with command(tmp_path, temporary, *EMULATED, *own, modules=tmp_path) as run:
         run.wait_for_event("request.done")
         running = run.processes()
+        memory = {path for pid in running for path in shared_memory_of(pid)}
+        assert shared in memory
         assert any("raylet" in said for said in running.values())
         assert any("real.emulated" in said for said in running.values())
         assert any("ray::ActorHost" in said for said in running.values())
@@ -114,6 +134,7 @@ def test_nothing_is_left_of_a_driver_that_is_killed(
         run.process.send_signal(signal.SIGKILL)
         run.process.wait()
         until(lambda: not run.left(), 10)
+    assert not [path for path in memory if os.path.exists(path)]
     # A process that is ending has given back its memory, by which it is known as the run's, before its sockets.
     until(lambda: not sockets & _listening(None), 10)
     assert sorted(path.name for path in run.out.iterdir()) == ["live.json", "run.json"]  # no evidence was taken over
@@ -137,6 +158,26 @@ def test_an_interrupted_run_is_judged_inconclusive_and_cleaned_up(
     finished = list(RunDir.open(run.out).read_events())[-1]
     assert (finished.kind, finished.data["reason"], finished.data["detail"]) == ("run.finished", "crash", "interrupted")
     assert judge_run(RunDir.open(run.out)).result == "inconclusive"
+
+
+@pytest.mark.parametrize(
+    ("number", "there"),
+    [(signal.SIGINT, 1), (signal.SIGTERM, 1), (signal.SIGTERM, 2)],
+    ids=["SIGINT with one node", "SIGTERM with one node", "SIGTERM with both nodes"],
+)
+def test_a_run_that_is_interrupted_while_ray_starts_leaves_nothing(
+    tmp_path: pathlib.Path, temporary: str, number: signal.Signals, there: int
+) -> None:
+    with command(tmp_path, temporary, *EMULATED) as run:
+        run.wait_until(lambda: len(list(run.temporary.glob("seatrial-*/ray/session_2*/sockets/raylet*"))) == there)
+        if number == signal.SIGINT:
+            os.killpg(run.process.pid, number)  # as a terminal does
+        else:
+            run.process.send_signal(number)
+        code, out, err = run.wait(60)
+        assert (code, out) == (3, ""), out + err
+        assert run.left() == [] and not run.out.exists()  # so that the same command can be given again
+    assert err.splitlines()[-1] == "interrupted; what was written so far is no verdict" and "Traceback" not in err, err
 
 
 def test_the_end_of_ray_itself_ends_the_run_while_its_evidence_can_be_kept(
