@@ -106,6 +106,7 @@ def all_mutants() -> Iterator[Mutant]:
         publishing_more,
         recoveries,
         rollout_scalers,
+        scale_ends,
         scalers,
         session_servers,
         surprises,
@@ -116,7 +117,7 @@ def all_mutants() -> Iterator[Mutant]:
     groups = (
         gateways, admins, probers, recoveries, exporters, engines, loops, scalers, autoscalers, publishing, judges,
         rollout_scalers,
-        session_servers, surprises, traces, proxies, publishing_more, weights,
+        session_servers, surprises, traces, proxies, publishing_more, weights, scale_ends,
     )  # fmt: skip
     for group in groups:
         yield from group.MUTANTS

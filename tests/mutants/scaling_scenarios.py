@@ -56,6 +56,15 @@ _COUNT_LOST = """
   for_s: 20
 """
 
+_UNPUBLISHED = """
+- {at_s: 7, do: sigkill, target: chat-1}
+- when: {event: recovery.step, where: {stage: validated}}
+  do: request_lost
+  target: {link: {from: recovery-chat-0, to: gateway-chat-0}}
+  with: {method: "*"}
+  for_s: 22
+"""
+
 SCALING_SCENARIOS: dict[str, str] = {
     "scale_1_2_1": _scenario(
         "scale_1_2_1",
@@ -146,6 +155,60 @@ SCALING_SCENARIOS: dict[str, str] = {
         for_s=28,
         api="progress_timeout_s: 0.5, completion_wait_s: 2",
         acceptance=_ENDS_CLEAN,
+    ),
+    "scale_between_two": _scenario(
+        "scale_between_two",
+        "Of two victims the first one goes so slowly that the operation is given up before its manager sees the abort.",
+        steps=_OUT_3
+        + "\n- {at_s: 11, do: removal_fails, with: {late_s: 14}, for_s: 10}"
+        + "\n- {at_s: 12, do: scale_in, with: {num_replicas: 1, timeout_s: 6}}"
+        + "\n- {at_s: 22, do: reconcile, with: {every_s: 1, within_s: 30}}",
+        for_s=36,
+        api="completion_wait_s: 2",
+        acceptance=_ENDS_CLEAN + "- occurs: {event: scale.slot, where: {what: retired}, at_most: 1}\n",
+    ),
+    "scale_never_executed": _scenario(
+        "scale_never_executed",
+        "The manager begins an operation, its answer is lost, and it is not reached until all is over.",
+        steps="".join(
+            f"""
+- at_s: 0.5
+  do: {fault}
+  target: {{link: {{from: scale-chat-0, to: manager-chat-0}}}}
+  with: {{method: {method}}}
+  for_s: 11
+"""
+            for fault, method in (("reply_lost", "begin"), ("request_lost", "abort"), ("request_lost", "progress"))
+        )
+        + """
+- {at_s: 1, do: scale_out, with: {num_replicas: 2, timeout_s: 3}}
+- {at_s: 14, do: reconcile, with: {direction: scale_out, every_s: 1, within_s: 20}}
+""",
+        for_s=20,
+        api="progress_timeout_s: 0.5, completion_wait_s: 2",
+        acceptance=_ENDS_CLEAN + "- occurs: {event: scale.slot, at_most: 0}\n",
+    ),
+    "scale_unpublished": _scenario(
+        "scale_unpublished",
+        "A replica is recovered and the gateway not reached until the attempt is over: the next one must publish it.",
+        steps=_OUT_2 + _UNPUBLISHED,
+        for_s=50,
+        service="      recovery: {attempt_timeout_s: 20, backoff_s: 4, call_timeout_s: 1}\n",
+        acceptance=(
+            "\n- reached: {event: recovery.step, where: {stage: published, replica: chat-1}, within_s: 70}\n"
+            "- occurs: {event: recovery.step, where: {stage: retry}, at_least: 1}\n"
+        ),
+    ),
+    "scale_unpublished_victim": _scenario(
+        "scale_unpublished_victim",
+        "A replica that is recovered and cannot be published is put in drain: it is removed all the same.",
+        steps=_OUT_2
+        + _UNPUBLISHED
+        + "\n- {when: {event: recovery.step, where: {stage: validated}}, after_s: 2, do: scale_in, "
+        "with: {num_replicas: 1, timeout_s: 60}}",
+        for_s=40,
+        service="      recovery: {attempt_timeout_s: 20, backoff_s: 4, call_timeout_s: 1}\n",
+        acceptance="\n- reached: {state: COMPLETED, within_s: 60}\n",
     ),
     "scale_stuck": _scenario(
         "scale_stuck",
