@@ -30,6 +30,7 @@ from protocol.rollout.elastic_contract import (
     RolloutOutBody,
     RolloutStatusBody,
     as_document,
+    by_weight,
     normalised,
     sanitised,
     weightiest,
@@ -169,6 +170,7 @@ class RolloutScaling(RolloutLifecycle):
             failed=operation.failed,
             error_message=sanitised(operation.error, self._config.message_chars),
             failure_category=weightiest(operation.categories),
+            failure_categories=by_weight(operation.categories),
         )
         return dataclasses.asdict(body)
 

@@ -96,7 +96,8 @@ class RolloutDecisionBody:
 @dataclasses.dataclass
 class RolloutStatusBody:
     """Answer to GET of an operation. ``cleanup_required`` is always there: a typed answer without it reads *unknown*
-    at every client, for ever (M16)."""
+    at every client, for ever (M16). So is ``failure_categories``, which an autoscaler takes into its history: every key
+    that a client reads is declared here, or it is not on the wire (scaling.md 1.4)."""
 
     request_id: str
     direction: Direction
@@ -107,6 +108,9 @@ class RolloutStatusBody:
     failed: int
     error_message: str
     failure_category: Category
+    """The weightiest; empty where nothing failed."""
+    failure_categories: list[Category]
+    """All of them, each once, the weightiest first."""
     cleanup_required: bool = False
 
 
@@ -128,9 +132,14 @@ def sanitised(text: str, most: int) -> str:
     return line if len(line) <= most else line[: most - 3] + "..."
 
 
+def by_weight(categories: list[Category]) -> list[Category]:
+    """Each once, the weightiest first."""
+    return [one for one in CATEGORIES if one in categories]
+
+
 def weightiest(categories: list[Category]) -> Category:
     """The one to tell of several; empty for none."""
-    return next((one for one in CATEGORIES if one in categories), "")
+    return next(iter(by_weight(categories)), "")
 
 
 def as_document(body: Any) -> dict[str, Any]:

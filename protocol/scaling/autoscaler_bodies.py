@@ -87,6 +87,7 @@ class RequestBody:
     completed_at: float | None
     error_message: str | None
     failure_categories: list[str]
+    """As the status of its operation has them: that of a rollout service does, a judge's does not (1.4)."""
 
 
 @dataclasses.dataclass

@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import json
 from typing import Any
 
 import pytest
 
-from protocol.config import AdminConfig, ExportConfig, GatewayConfig, LifecycleConfig, RolloutScalingConfig
+from protocol.config import AdminConfig, ExportConfig, GatewayConfig, HttpConfig, LifecycleConfig, RolloutScalingConfig
 from protocol.errors import PlacementError, ReadTimeout
 from protocol.ports import EngineSpec
 from protocol.rollout.elastic import RolloutScaling
-from protocol.rollout.elastic_contract import CATEGORIES, normalised, sanitised, weightiest
+from protocol.rollout.elastic_contract import CATEGORIES, by_weight, normalised, sanitised, weightiest
 from protocol.rollout.elastic_keys import KeyRecord
+from protocol.scaling.autoscaler_api import AutoscalerApi
 from protocol.scaling.bodies import ApiReply
+from protocol.scaling.http_tables import autoscaler_routes
+from protocol.scaling.policy import AutoscalerConfig
 from protocol.serving.gateway import Gateway
+from protocol.serving.http import HttpAnswer, HttpRequest
 from protocol.training.checkpoint import Exporter
 from tests.protocol.fake import FakeHandle, FakeTrainer, fleet
+from tests.protocol.scaling.autoscaler_world import QUICK, page
 from tests.protocol.scaling.world import ScalingWorld, run
 
 
@@ -150,6 +156,34 @@ def test_cancelling_is_for_who_has_not_been_connected() -> None:
         late = await r.api.call_off("scale_out", reply.body["request_id"])
         assert (late.status, late.body["error"]) == (409, "NOT_CANCELLABLE")
         assert (await r.api.call_off("scale_in", reply.body["request_id"])).status == 404
+
+    run(body)
+
+
+def test_why_an_operation_failed_comes_through_to_the_history_of_the_autoscaler() -> None:
+    """Every key on the way is declared: operation, status, request, history, wire (scaling.md 1.4)."""
+
+    async def body(world: ScalingWorld) -> None:
+        r = await rollout(world)
+        (engine,) = world.engines.every
+        engine.odd_metrics = page(token_usage=0.95, num_queue_reqs=0, gen_throughput=100)
+        client = world.engines.client  # a collector knows replicas by host and port, and these engines by their names
+        world.engines.client = lambda _: client(engine.address)  # type: ignore[method-assign]  # there is but this one
+        world.placement_groups.create_fails = [PlacementError("no room")]
+        scaler = AutoscalerApi(
+            AutoscalerConfig.model_validate({**QUICK, "service_targets": {"rollout": "actor://rollout"}}), begin=True
+        )
+        await scaler.start()
+        await asyncio.sleep(16)
+        routes = autoscaler_routes(HttpConfig(), FakeHandle(world, "autoscaler", 0, scaler))
+        answer = await routes.handle(HttpRequest("GET", "/scale_history", (), b"", (("service", "rollout"),)))
+        assert isinstance(answer, HttpAnswer) and answer.status == 200
+        (item,) = json.loads(answer.body)["history"]
+        assert (item["status"], item["failure_categories"]) == ("FAILED", ["placement"])
+        assert "no room" in item["error_message"]
+        status = (await r.api.status("scale_out", item["request_id"])).body
+        assert status["failure_categories"] == [status["failure_category"]] == ["placement"]
+        await scaler.stop()
 
     run(body)
 
@@ -302,4 +336,5 @@ def test_texts_and_categories() -> None:
     assert sanitised("a\nb\x00c  Authorization: Bearer", 100) == "a b c  Authorization=***"
     assert len(sanitised("x" * 1000, 50)) == 50
     assert weightiest(["placement", "health"]) == "health" and weightiest([]) == ""
+    assert by_weight(["placement", "health", "placement"]) == ["health", "placement"]
     assert all(weightiest([one]) == one for one in CATEGORIES)
