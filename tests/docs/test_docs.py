@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import difflib
+import itertools
 import pathlib
 import re
+import runpy
 import shlex
+import sys
+import warnings
 
 import click
 import pytest
@@ -102,4 +106,36 @@ def test_options_that_the_pages_name_exist() -> None:
                 continue
             known = {option for parameter in command.params for option in parameter.opts} | {"--help"}
             wrong += [f"{page}: {part}: no option {word}" for word in words if word[:2] == "--" and word not in known]
+    assert wrong == []
+
+
+def _servers() -> list[tuple[str, str, list[str]]]:
+    """Every command of ``real`` that a page names, in a block, a table or a line: page, module, words."""
+    found = []
+    for page in PAGES:
+        text = (ROOT / page).read_text(encoding="utf-8").replace("\\\n", " ")
+        for module, words in re.findall(r"python3? -m (real(?:\.\w+)+)((?: +[^\s&|;`>)]+)*)", text):
+            found.append((page, module, [word.strip("[],.") for word in words.split()]))
+    return found
+
+
+def test_options_of_servers_and_engines_that_the_pages_name_exist(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("aiohttp")
+    documented = _servers()
+    assert {module for _, module, _ in documented} >= {"real.serve", "real.serve_sessions", "real.emulated"}
+    wrong = []
+    for page, module, words in documented:
+        command = list(itertools.takewhile(lambda word: word[:2] != "--", words))  # and what it is to be done with
+        monkeypatch.setattr(sys, "argv", [module, *command, "--help"])
+        with pytest.raises(SystemExit) as ended, warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)  # it may have been imported already
+            runpy.run_module(module, run_name="__main__", alter_sys=False)
+        told = capsys.readouterr()
+        if ended.value.code:
+            wrong.append(f"{page}: {module} {command}: {told.err}")
+        known = set(re.findall(r"--[a-z][\w-]*", told.out))
+        options = [word.partition("=")[0] for word in words if word[:2] == "--"]
+        wrong += [f"{page}: {module}: no option {option}" for option in options if option not in known]
     assert wrong == []
