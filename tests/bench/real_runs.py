@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
 import tempfile
@@ -17,16 +18,26 @@ from typing import Any
 
 import click
 
+from real.warden import MARK
+
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 _RUN_LIMIT_S = 1500
 
 
-def processes_with(variable: str) -> list[str]:
-    """Living processes, zombies left out, whose environment has ``NAME=value``."""
+def processes_of(driver: int, temporary: pathlib.Path) -> list[str]:
+    """Living processes of a run, zombies left out, by their environment: the run's mark, or a TMPDIR in its folder.
+
+    Args:
+        driver: pid of the command, with which the run's id ends.
+        temporary: the folder in which its own is; an engine has a TMPDIR of its own somewhere below.
+    """
     found = []
     for path in pathlib.Path("/proc").glob("[0-9]*"):
         try:
-            if variable.encode() in (path / "environ").read_bytes().split(b"\0"):
+            lines = (path / "environ").read_bytes().decode(errors="replace").split("\0")
+            variables = dict(line.partition("=")[::2] for line in lines)
+            marked = re.fullmatch(rf"run-[0-9a-f]+-{driver}", variables.get(MARK, ""))
+            if marked or pathlib.Path(variables.get("TMPDIR", "/")).is_relative_to(temporary):
                 command = (path / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
                 found.append(f"process {path.name}: {command[:120]}")
         except OSError:
@@ -47,9 +58,16 @@ def one(scenario: str, engine: str, folder: pathlib.Path, options: tuple[str, ..
     command += ["--out", str(folder / "run"), *options]
     begun = time.monotonic()
     environment = {**os.environ, "TMPDIR": str(temporary)}
-    ran = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=_RUN_LIMIT_S)
+    with subprocess.Popen(
+        command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    ) as ran:  # fmt: skip
+        try:
+            _, stderr = ran.communicate(timeout=_RUN_LIMIT_S)
+        except BaseException:
+            ran.kill()
+            raise
     took_s = time.monotonic() - begun
-    left = processes_with(f"TMPDIR={temporary}")
+    left = processes_of(ran.pid, temporary)
     left += [f"temporary {path.name}" for path in temporary.iterdir()]
     left += [f"shared memory {name}" for name in sorted(shared_memory() - before)]
     verdict = folder / "run" / "verdict.json"
@@ -64,7 +82,7 @@ def one(scenario: str, engine: str, folder: pathlib.Path, options: tuple[str, ..
             if row["result"] != "pass" and row["applicable"]
         ],
         "left": left,
-        "stderr": ran.stderr[-2000:],
+        "stderr": stderr[-2000:],
     }
 
 
