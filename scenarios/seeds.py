@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable, Iterator
 
 from scenarios.load import Scenario
 from scenarios.runner import run_in_sim
+from sim import huge_pages
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,3 +30,11 @@ def run_seed(scenario: Scenario, seed: int, hang_after_s: float | None = None) -
     ran = run_in_sim(scenario, seed, explore=True, hang_after_s=hang_after_s)
     why = [(row.name, row.explain) for row in ran.verdict.failed()]
     return SeedResult(seed, ran.verdict.result, ran.result.reason, ran.result.digest, ran.result.events, why)
+
+
+def run_seeds(scenario: Scenario, seeds: Iterable[int], hang_after_s: float | None = None) -> Iterator[SeedResult]:
+    """Many seeds, one after another, in a process that does nothing else."""
+    for number, seed in enumerate(seeds, 1):
+        yield run_seed(scenario, seed, hang_after_s)
+        if huge_pages.is_due(number):
+            huge_pages.collapse()

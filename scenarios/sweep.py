@@ -23,7 +23,7 @@ from scenarios import canary
 from scenarios.console import Shell
 from scenarios.load import Scenario
 from scenarios.runner import repeat_command, run_in_sim
-from scenarios.seeds import SeedResult, run_seed
+from scenarios.seeds import SeedResult, run_seeds
 from scenarios.workers import Lost, run_in_workers
 
 _KEPT_A_GROUP = 3  # run directories of one group of failures
@@ -203,8 +203,7 @@ def _run_all(
     scenario: Scenario, seeds: range, jobs: int | None, hang_after_s: float | None, ray: str
 ) -> Generator[SeedResult, None, None]:
     if not ray and jobs in (1, None):
-        for seed in seeds:
-            yield run_seed(scenario, seed, hang_after_s)
+        yield from run_seeds(scenario, seeds, hang_after_s)
         return
     request = {
         "text": scenario.text,

@@ -209,7 +209,7 @@ def main() -> None:
             os._exit(0)  # the sweep is dead
 
     from scenarios.load import parse
-    from scenarios.seeds import run_seed
+    from scenarios.seeds import run_seeds
 
     line = commands.readline()
     if not line:  # the sweep has ended already
@@ -223,9 +223,9 @@ def main() -> None:
     batches: queue.SimpleQueue[list[int]] = queue.SimpleQueue()
     threading.Thread(target=_take, args=(commands, batches.put), daemon=True).start()
     say("ready")
-    while True:
-        for seed in batches.get():
-            say(dataclasses.asdict(run_seed(scenario, seed, hang_after_s=request["hang_after_s"])))
+    seeds = (seed for batch in iter(batches.get, None) for seed in batch)
+    for result in run_seeds(scenario, seeds, hang_after_s=request["hang_after_s"]):
+        say(dataclasses.asdict(result))
 
 
 def _take(commands: IO[bytes], put: Callable[[list[int]], None]) -> None:

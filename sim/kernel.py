@@ -16,6 +16,7 @@ from itertools import count
 from typing import Any
 
 from protocol.errors import message_of
+from sim import huge_pages
 from sim.clock import NEVER_NS, Clock, Draw, Entry, NodeClock, SimulationStopped
 from sim.loop import ActorLoop, background
 from sim.loop_objects import SimHandle
@@ -278,6 +279,8 @@ class Kernel:
         self._collected = True
         rounds = steps // _GC_STEPS
         gc.collect(2 if rounds % _GC_FULL == 0 else 1)
+        if huge_pages.is_due(rounds):
+            huge_pages.collapse()
 
     def _check_stall(self, t_ns: int) -> None:
         """Is only background work left while something is open?"""

@@ -25,9 +25,9 @@ from scenarios.load import Scenario, load, parse
 from scenarios.runner import preregistered
 from scenarios.seeds import run_seed
 from scenarios.sim_world import SimStage
+from tests.bench.sweep_rate import report
 
 FIRST_SEED = 1
-WARM_UP = 5
 PUBLICATIONS = 6
 _EVERY_S = 1.0
 
@@ -79,8 +79,6 @@ def main(arguments: list[str]) -> int:
         return 2
     count = int(numbers[0]) if numbers else 100
     scenario = publishing_scenario()
-    for seed in range(FIRST_SEED, FIRST_SEED + WARM_UP):
-        run_seed(scenario, seed)
     if profile:
         profiler = cProfile.Profile(process_time)  # of a busy machine too
         profiler.enable()
@@ -89,20 +87,7 @@ def main(arguments: list[str]) -> int:
         profiler.disable()
         pstats.Stats(profiler).sort_stats("tottime").print_stats(45)
         return 0
-    begun = process_time()
-    results = [run_seed(scenario, seed) for seed in range(FIRST_SEED, FIRST_SEED + count)]
-    cpu_s = process_time() - begun
-    passed = sum(result.result == "pass" for result in results)
-    report = {
-        "scenario": "64 sessions, 6 publications",
-        "seeds": count,
-        "passed": passed,
-        "cpu_ms_per_seed": round(cpu_s / count * 1000, 2),
-        "seeds_per_core_hour": round(3600 * count / cpu_s),
-        "events_per_seed": round(sum(result.events for result in results) / count),
-    }
-    print(json.dumps(report))
-    return 0 if passed == count else 1
+    return report(scenario, "64 sessions, 6 publications", count)
 
 
 if __name__ == "__main__":

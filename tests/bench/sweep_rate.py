@@ -8,15 +8,36 @@ seed does not pass.
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 from time import process_time
 
-from scenarios.load import load
-from scenarios.seeds import run_seed
+from scenarios.load import Scenario, load
+from scenarios.seeds import run_seeds
 
-FIRST_SEED = 1
 WARM_UP = 5
+
+
+def report(scenario: Scenario, title: str, count: int) -> int:
+    """Measure ``count`` seeds and print the line; the exit code."""
+    seeds = run_seeds(scenario, itertools.chain(range(1, 1 + WARM_UP), range(1, 1 + count)))
+    for _ in range(WARM_UP):
+        next(seeds)
+    begun = process_time()
+    results = list(seeds)
+    cpu_s = process_time() - begun
+    passed = sum(result.result == "pass" for result in results)
+    line = {
+        "scenario": title,
+        "seeds": count,
+        "passed": passed,
+        "cpu_ms_per_seed": round(cpu_s / count * 1000, 2),
+        "seeds_per_core_hour": round(3600 * count / cpu_s),
+        "events_per_seed": round(sum(result.events for result in results) / count),
+    }
+    print(json.dumps(line))
+    return 0 if passed == count else 1
 
 
 def main(arguments: list[str]) -> int:
@@ -25,23 +46,7 @@ def main(arguments: list[str]) -> int:
         return 2
     count = int(arguments[0]) if arguments else 200
     name = arguments[1] if len(arguments) > 1 else "minimal"
-    scenario = load(name)
-    for seed in range(FIRST_SEED, FIRST_SEED + WARM_UP):
-        run_seed(scenario, seed)
-    begun = process_time()
-    results = [run_seed(scenario, seed) for seed in range(FIRST_SEED, FIRST_SEED + count)]
-    cpu_s = process_time() - begun
-    passed = sum(result.result == "pass" for result in results)
-    report = {
-        "scenario": name,
-        "seeds": count,
-        "passed": passed,
-        "cpu_ms_per_seed": round(cpu_s / count * 1000, 2),
-        "seeds_per_core_hour": round(3600 * count / cpu_s),
-        "events_per_seed": round(sum(result.events for result in results) / count),
-    }
-    print(json.dumps(report))
-    return 0 if passed == count else 1
+    return report(load(name), name, count)
 
 
 if __name__ == "__main__":

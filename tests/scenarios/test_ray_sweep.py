@@ -20,7 +20,8 @@ from analysis.errors import BadInput
 from scenarios.console import Shell
 from scenarios.load import Scenario
 from scenarios.ray_workers import SeedHost
-from scenarios.sweep import run_seed, sweep_scenario
+from scenarios.seeds import run_seed
+from scenarios.sweep import sweep_scenario
 from scenarios.workers import Lost
 from tests.real.local_ray import environment
 from tests.scenarios.conftest import ROOT, component_of
