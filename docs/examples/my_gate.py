@@ -3,7 +3,6 @@
 import asyncio
 
 from protocol.errors import AdmissionTimeout, GatePoisoned, GateRefused, WrongEpoch
-from protocol.ports import backend
 from protocol.serving.gate import GateSnapshot, RequestLease
 
 
@@ -22,17 +21,18 @@ class Gate:
 
     # What the entrypoint asks.
 
-    async def request(self, session_id, timeout_s):
+    async def request(self, session_id, timeout_s, request_id):
         try:
             async with asyncio.timeout(timeout_s):
-                await self._pass_the_door(session_id)
+                if request_id not in self._inside:  # else it is asked for again: the answer was lost
+                    await self._pass_the_door(session_id)
         except TimeoutError:
             raise AdmissionTimeout(f"{session_id} waited {timeout_s} s") from None
         self._refuse_poisoned()
-        lease = RequestLease(backend().new_id("turn"), session_id, self._epoch, self._version)
-        self._inside[lease.request_id] = lease
-        self._idle.clear()
-        return lease
+        if request_id not in self._inside:
+            self._inside[request_id] = RequestLease(request_id, session_id, self._epoch, self._version)
+            self._idle.clear()
+        return self._inside[request_id]
 
     async def _pass_the_door(self, session_id):
         await self._open.wait()

@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from protocol.config import AffinityConfig
 from protocol.errors import ActorDied, HttpError, NetworkError, Outcome, ReadTimeout
 from protocol.messages import GenerateRequest, message
-from protocol.ports import ActorHandle, backend, data_call
+from protocol.ports import ActorHandle, Call, backend, data_call
 from protocol.serving.entrypoint import TurnResult
 from protocol.serving.gateway import ReplicaView
 from protocol.serving.peer import PEER_LOST, Peer
@@ -74,6 +74,8 @@ class SessionAffinityRouter:
         self._bindings: dict[str, str] = {}
         self._tombstones: dict[str, float] = {}  # session -> when it is forgotten, in order
         self._gateway = None if gateway is None else Peer(gateway, config.call_timeout_s)
+        self._open: dict[str, list[tuple[ActorHandle, Call]]] = {}  # session -> its turns that are under way
+        self._ending: dict[asyncio.Future[None], None] = {}
         self._sync_task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -93,7 +95,7 @@ class SessionAffinityRouter:
         Raises:
             HttpError: *not done*: 400 without a session id, 410 for a retired session, 503 when there is no capacity or
                 no healthy backend for it.
-            ReadTimeout: *unknown*, after ``forward_timeout_s``.
+            ReadTimeout: *unknown*, after ``forward_timeout_s``. CallCancelled: *unknown*, it was retired meanwhile.
             SeatrialError: of the backend, as it is; nothing is replayed.
         """
         session = request.session_id
@@ -107,9 +109,11 @@ class SessionAffinityRouter:
             raise
         target = self._backends[name]
         target.in_flight += 1
+        turn = (target.handle, target.handle.generate(request))
+        self._open.setdefault(session, []).append(turn)
         try:
             async with asyncio.timeout(self._config.forward_timeout_s):
-                result: TurnResult = await target.handle.generate(request)
+                result: TurnResult = await turn[1]
                 return result
         except (NetworkError, ActorDied):
             target.suspect_until = _now() + self._config.suspect_s
@@ -119,6 +123,16 @@ class SessionAffinityRouter:
             raise ReadTimeout(f"{name} did not answer {request.request_id} within {waited} s") from None
         finally:
             target.in_flight -= 1
+            self._over(session, turn)
+
+    def _over(self, session: str, turn: tuple[ActorHandle, Call]) -> None:
+        turns = self._open[session]
+        turns.remove(turn)
+        if not turns:
+            del self._open[session]
+            for ending in self._ending:
+                if not ending.done():
+                    ending.set_result(None)
 
     async def acquire(self, session_id: str) -> str:
         """The backend of a session, bound now if it is new. Raises HttpError as :meth:`handle`."""
@@ -168,7 +182,13 @@ class SessionAffinityRouter:
             self._backends[name] = kept
 
     async def retire_sessions(self, session_ids: tuple[str, ...]) -> None:
-        """The episodes are over. Unknown ids get tombstones too. Idempotent: a repetition does not prolong one."""
+        """The episodes are over. Unknown ids get tombstones too. Idempotent: a repetition does not prolong one.
+
+        Turns of theirs that are under way have lost their callers. The entrypoints are told, so that none is sent to a
+        backend from now on (A-I2); one that is sent already runs to its end there.
+
+        Raises ReadTimeout, *unknown*: an entrypoint does not say so, and a turn that waits at its gate may be sent yet.
+        """
         expired = self._expire()
         forgotten_at = _now() + self._config.tombstone_ttl_s
         unbound = 0
@@ -189,6 +209,25 @@ class SessionAffinityRouter:
             tombstones=len(self._tombstones),
             expired=expired,
         )
+        left = [session for session in session_ids if session in self._open]
+        if left:
+            await self._given_up(left)
+
+    async def _given_up(self, sessions: list[str]) -> None:
+        for session in sessions:
+            for handle, call in self._open[session]:
+                handle.cancel(call)
+        try:
+            async with asyncio.timeout(self._config.call_timeout_s):
+                while any(session in self._open for session in sessions):
+                    ending: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+                    self._ending[ending] = None
+                    try:
+                        await ending
+                    finally:
+                        del self._ending[ending]
+        except TimeoutError:
+            raise ReadTimeout(f"turns of {sessions[0]} may still be sent: its entrypoint does not answer") from None
 
     async def snapshot(self) -> AffinitySnapshot:
         """What is bound, remembered and in flight."""

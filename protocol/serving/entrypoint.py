@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+from collections.abc import Callable
 
 from protocol.config import EntrypointConfig
 from protocol.errors import (
     ActorDied,
+    AdmissionTimeout,
     CallCancelled,
     ConnectionRefused,
     GateRefused,
@@ -64,12 +66,19 @@ class Entrypoint:
         self._stale = False
         self._aborting = False
         self._turns: dict[asyncio.Task[TurnResult], None] = {}
+        self._left: dict[asyncio.Task[TurnResult], None] = {}
+        """Those of callers that have gone."""
+        self._held: dict[str, int] = {}
+        """Leases under which a turn may be running: incarnation of the gate that granted each."""
+        self._oldest = 0
+        """Leases of incarnations before this one begin nothing any more."""
+        self._telling: dict[asyncio.Task[None], None] = {}
 
     async def start(self) -> None:
         self._client = backend().engines.client(self._address)
 
     async def stop(self) -> None:
-        for task in tuple(self._turns):
+        for task in (*self._turns, *self._telling):
             task.cancel()
 
     # --- turns ---
@@ -78,7 +87,8 @@ class Entrypoint:
     async def generate(self, request: GenerateRequest) -> TurnResult:
         """One turn of ``request.session_id``. The request goes to the replica at most once.
 
-        A caller that gives up does not end the turn: it is awaited to its end and settled all the same (2.3).
+        A caller that gives up does not end the turn: it is awaited to its end and settled all the same (2.3). What is
+        not sent by then, for it waits at the gate, is never sent: its session may be retired.
 
         Raises:
             AdmissionTimeout, GatePoisoned: *not done*. NetworkError, HttpError: of the replica, as they are.
@@ -86,10 +96,17 @@ class Entrypoint:
         turn = asyncio.get_running_loop().create_task(self._turn(request), name=f"turn-{request.request_id}")
         self._turns[turn] = None
         turn.add_done_callback(self._ended)
-        return await asyncio.shield(turn)
+        try:
+            return await asyncio.shield(turn)
+        except asyncio.CancelledError:
+            if turn in self._turns:
+                self._left[turn] = None
+            raise
 
     def _ended(self, turn: asyncio.Task[TurnResult]) -> None:
         del self._turns[turn]
+        if self._left:
+            self._left.pop(turn, None)
         if not turn.cancelled():
             turn.exception()  # of a caller that gave up nobody else asks
 
@@ -100,11 +117,23 @@ class Entrypoint:
         """
         self._aborting = aborting
 
+    async def quiet(self, incarnation: int) -> bool:
+        """Whether no turn is left that an earlier incarnation of the gate granted; from now on none begins.
+
+        Asked before weights change behind a gate that was restarted: it knows only of the leases that it has granted
+        itself. An end of unknown outcome counts as left until the gate that lives has heard of it.
+
+        Args:
+            incarnation: of the gate that lives.
+        """
+        self._oldest = max(self._oldest, incarnation)
+        return all(granted_by >= incarnation for granted_by in self._held.values())
+
     async def _turn(self, request: GenerateRequest) -> TurnResult:
         me = backend().me.name
         if self._gate is None:
             return TurnResult(await self._forward(request), -1, me)
-        gate, lease = await self._lease(self._gate, request.session_id)
+        gate, lease = await self._lease(self._gate, request.session_id, self._gone)
         receipt: SettlementReceipt | None = None
         try:
             result = await self._forward(request)
@@ -120,6 +149,8 @@ class Entrypoint:
         if self._aborting:
             return GenerateResult(request.request_id, _ABORTED, request.prompt_tokens, 0)
         client = await self._replica()
+        if self._left and self._gone():
+            raise ConnectionRefused(f"{request.request_id} is not sent: its caller has gone")
         if self._aborting:  # since then: what is sent into an abort is held, and not aborted
             return GenerateResult(request.request_id, _ABORTED, request.prompt_tokens, 0)
         try:
@@ -142,22 +173,49 @@ class Entrypoint:
 
     # --- the gate ---
 
-    async def _lease(self, gate: ActorHandle, session_id: str) -> tuple[ActorHandle, RequestLease]:
+    def _gone(self) -> bool:
+        """Whether the caller of the turn that is running has gone."""
+        return bool(self._left) and asyncio.current_task() in self._left
+
+    async def _lease(
+        self, gate: ActorHandle, session_id: str, gone: Callable[[], bool]
+    ) -> tuple[ActorHandle, RequestLease]:
         """A lease and the gate that granted it. A gate that is dead and not yet restarted is one that is not open.
 
-        Raises ReadTimeout, *unknown*, when the gate does not answer: a lease may have been granted to nobody.
+        The lease is named here, so that the gate may be asked for it again when an answer does not come.
+
+        Raises:
+            ReadTimeout: *unknown*, when the gate does not answer; a lease that it has granted is settled when it does.
+            AdmissionTimeout, GatePoisoned, GateRefused: *not done*. ConnectionRefused: *not done*, the caller has gone.
         """
         loop = asyncio.get_running_loop()
+        name = backend().new_id("lease")
         ends = loop.time() + self._config.admission_timeout_s
+        limit_s = self._config.call_timeout_s
         while True:
-            waits_s = max(ends - loop.time(), 0.0)
+            left_s = max(ends - loop.time(), 0.0)
+            waits_s = min(left_s, limit_s)
             try:
-                async with asyncio.timeout(waits_s + self._config.call_timeout_s):
-                    return gate, await gate.request(session_id, waits_s)
-            except TimeoutError:
+                async with asyncio.timeout(waits_s + limit_s):
+                    lease: RequestLease = await gate.request(session_id, waits_s, name)
+                if gate.incarnation >= self._oldest:
+                    self._held[name] = gate.incarnation
+                    return gate, lease
+            except AdmissionTimeout:
+                if waits_s == left_s:
+                    total_s = self._config.admission_timeout_s
+                    raise AdmissionTimeout(f"{session_id}: {gate.name} did not open within {total_s} s") from None
+                if gone():
+                    raise ConnectionRefused(f"a turn of {session_id} is not sent: its caller has gone") from None
+                continue
+            except (TimeoutError, CallCancelled):
+                if loop.time() < ends and not gone():
+                    continue  # lost, or slow: asking again is harmless
+                nobodys = RequestLease(name, session_id, -1, -1)
+                self._tell(gate, nobodys, SettlementReceipt(True, True, "failed: never sent"))
                 raise ReadTimeout(f"{gate.name} did not answer a request of {session_id}") from None
             except ActorDied:
-                if not waits_s:
+                if not left_s:
                     raise  # else whatever it may have granted has gone with it, and nothing was begun
             try:
                 self._gate = gate = await backend().lookup(gate.name)
@@ -166,17 +224,40 @@ class Entrypoint:
 
     async def _settle(self, gate: ActorHandle, lease: RequestLease, receipt: SettlementReceipt | None) -> None:
         """Tell the gate until it has heard: the receipt says what is known, and repeating it is harmless."""
+        if await self._told(gate, lease, receipt):
+            self._held.pop(lease.request_id, None)
+        else:
+            self._tell(gate, lease, receipt)  # nobody waits for that
+
+    async def _told(self, gate: ActorHandle, lease: RequestLease, receipt: SettlementReceipt | None) -> bool:
+        """Whether whoever must know does: a lease is gone with its gate, an unknown end is for the next to know."""
         while True:
             try:
                 async with asyncio.timeout(self._config.call_timeout_s):
                     await gate.settle(lease.request_id, receipt)
-                return
+                return True
             except GateRefused:
-                return  # an earlier telling has arrived
+                return True  # an earlier telling has arrived
             except (TimeoutError, CallCancelled):
                 continue
             except ActorDied:
-                return  # the lease is gone with its gate
+                return receipt is not None and receipt.safe
+
+    def _tell(self, gate: ActorHandle, lease: RequestLease, receipt: SettlementReceipt | None) -> None:
+        """Tell the gate, or the one that comes after it, in the background."""
+
+        async def tell(gate: ActorHandle) -> None:
+            while not await self._told(gate, lease, receipt):
+                try:
+                    gate = await backend().lookup(gate.name)
+                except NoSuchActor:
+                    pass
+                await asyncio.sleep(_LOOK_S)
+            self._held.pop(lease.request_id, None)
+
+        task = backend().background(tell(gate), name=f"settle-{lease.request_id}")
+        self._telling[task] = None
+        task.add_done_callback(lambda done: self._telling.pop(done, None))
 
     async def _replica(self) -> EngineClient:
         """The client of the replica; after a network error the gateway is asked for its current incarnation."""

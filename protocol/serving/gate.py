@@ -62,6 +62,10 @@ class GateSnapshot:
     failures: tuple[str, ...]
 
 
+_ENDED_KEPT = 1024
+"""At least so many of the leases that ended last are remembered; see ``RequestGate.request``."""
+
+
 class RequestGate:
     """Admission and settlement of one entrypoint's generations. An actor.
 
@@ -77,35 +81,48 @@ class RequestGate:
         self._installed = False
         """In this epoch."""
         self._active: dict[str, RequestLease] = {}
+        self._ended: dict[str, None] = {}
+        self._ended_before: dict[str, None] = {}
         self._failures: list[str] = []
         self._waiting: dict[asyncio.Future[None], None] = {}
 
     # --- leases ---
 
     @data_call
-    async def request(self, session_id: str, timeout_s: float) -> RequestLease:
+    async def request(self, session_id: str, timeout_s: float, request_id: str) -> RequestLease:
         """Wait until the gate is open, and be granted a lease.
+
+        Asking again is harmless: who has not heard the answer gets the lease that was granted then, also from a gate
+        that is sealed by now. What comes late, after the lease was settled, is refused.
 
         Args:
             session_id: whose turn it is; not empty.
             timeout_s: longest wait. A waiter is not in flight: it holds up no drain.
+            request_id: of the lease, chosen by who asks; no other request has it.
 
         Raises:
-            AdmissionTimeout, GatePoisoned: *not done*; GateRefused: without a session id, *not done*.
+            AdmissionTimeout, GatePoisoned: *not done*; GateRefused, *not done*: without a session id, or the lease has
+                been settled.
         """
         if not session_id:
             raise GateRefused("a gated request must carry a session_id")
-        try:
-            async with asyncio.timeout(timeout_s):
-                await self._until(lambda: self._open or bool(self._failures))
-        except TimeoutError:
-            raise AdmissionTimeout(f"{session_id}: the gate did not open within {timeout_s} s") from None
+        if not self._open and request_id not in self._active:
+            try:
+                async with asyncio.timeout(timeout_s):
+                    await self._until(lambda: self._open or bool(self._failures))
+            except TimeoutError:
+                raise AdmissionTimeout(f"{session_id}: the gate did not open within {timeout_s} s") from None
         self._refuse_poisoned("a request")
-        lease = RequestLease(backend().new_id("lease"), session_id, self._epoch, self._model_step)
-        self._active[lease.request_id] = lease
+        granted = self._active.get(request_id)
+        if granted is not None:
+            return granted
+        if self._has_ended(request_id):
+            raise GateRefused(f"lease {request_id} has been settled")
+        lease = RequestLease(request_id, session_id, self._epoch, self._model_step)
+        self._active[request_id] = lease
         backend().emit(
             "gate.granted",
-            lease=lease.request_id,
+            lease=request_id,
             session=session_id,
             epoch=lease.epoch,
             model_step=lease.model_step,
@@ -117,11 +134,19 @@ class RequestGate:
         """End a lease. None is a lease whose holder has nothing to say of it, which is an unknown outcome too.
 
         Raises GateRefused, *not done*, when the lease is not active: it was settled before, perhaps by this very call
-        whose answer was lost, or the gate is another incarnation.
+        whose answer was lost, or was never granted. An unknown outcome of a lease that this gate has never had is one
+        of an earlier incarnation: it poisons this one.
         """
-        if self._active.pop(request_id, None) is None:
-            raise GateRefused(f"lease {request_id} is not active here")
+        lease, ended = self._active.pop(request_id, None), self._has_ended(request_id)
+        if not ended:
+            if len(self._ended) >= _ENDED_KEPT:
+                self._ended_before, self._ended = self._ended, {}
+            self._ended[request_id] = None
         receipt = receipt or SettlementReceipt(False, False, "no receipt")
+        if lease is None:
+            if not ended and not receipt.safe:
+                self._poison(f"{request_id}, of an earlier incarnation: {receipt.label}")
+            raise GateRefused(f"lease {request_id} is not active here")
         backend().emit(
             "gate.settled",
             lease=request_id,
@@ -218,6 +243,9 @@ class RequestGate:
         )
 
     # --- inside ---
+
+    def _has_ended(self, request_id: str) -> bool:
+        return request_id in self._ended or request_id in self._ended_before
 
     def _expect(self, what: str, epoch: int) -> None:
         self._refuse_poisoned(what)

@@ -168,10 +168,13 @@ class SessionServer(Entrypoint):
             ending.tell()
             return
         try:
-            gate, lease = await self._lease(self._gate, session)
+            gate, lease = await self._lease(self._gate, session, lambda: out.left)
         except SeatrialError as error:
             retry = isinstance(error, GateRefused) and not isinstance(error, GatePoisoned)
             out.fail(form, status_of(error), f"{type(error).__name__}: {error.message}", retry=retry)
+            return
+        if out.left:  # while it waited, and may have retired its session since
+            await self._settle(gate, lease, self._recorded(lease, SettlementReceipt(True, True, "failed: never sent")))
             return
         receipt: SettlementReceipt | None = None
         try:

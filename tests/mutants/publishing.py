@@ -46,11 +46,11 @@ class CountsWaiters(RequestGate):
     """Counts who waits for admission as in flight."""
 
     @data_call
-    async def request(self, session_id: str, timeout_s: float) -> RequestLease:
+    async def request(self, session_id: str, timeout_s: float, request_id: str) -> RequestLease:
         waiting = f"waiting-{session_id}"
         self._active[waiting] = RequestLease(waiting, session_id, self._epoch, self._model_step)
         try:
-            return await super().request(session_id, timeout_s)
+            return await super().request(session_id, timeout_s, request_id)
         finally:
             self._active.pop(waiting, None)
             if not self._active:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -168,9 +169,9 @@ class OneLane(RequestGate):
         self._lane = asyncio.Semaphore(8)
 
     @data_call
-    async def request(self, session_id: str, timeout_s: float) -> RequestLease:
+    async def request(self, session_id: str, timeout_s: float, request_id: str) -> RequestLease:
         async with self._lane:
-            return await super().request(session_id, timeout_s)
+            return await super().request(session_id, timeout_s, request_id)
 
     async def settle(self, request_id: str, receipt: SettlementReceipt | None) -> None:
         async with self._lane:
@@ -227,6 +228,9 @@ class PausesInTheBarrier(RolloutController):
 
     def _refuse_in_barrier(self, what: str) -> None:
         return None
+
+    def _alone(self, what: str) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
 
 
 class TakesWhoeverIsThere(RolloutController):

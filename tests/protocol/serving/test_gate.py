@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+from typing import Any
 
 import pydantic
 import pytest
@@ -21,6 +23,14 @@ async def gate_of(world: FakeBackend, config: GateConfig = OPEN) -> FakeHandle:
     return await world.spawn(RequestGate, config, name="gate")
 
 
+NAMES = itertools.count(1)
+
+
+def ask(gate: FakeHandle, timeout_s: float = 1, name: str = "") -> Any:
+    """A request of session s for a lease of a name of its own."""
+    return gate.request("s", timeout_s, name or f"lease-{next(NAMES)}")
+
+
 async def drained(gate: FakeHandle, epoch: int) -> None:
     await gate.seal(epoch)
     await gate.drain(epoch, 10)
@@ -32,16 +42,16 @@ async def published(gate: FakeHandle, epoch: int, model_step: int) -> None:
     await gate.reopen(epoch)
 
 
-def test_a_lease_has_a_fresh_id_and_the_version_and_epoch_of_its_grant() -> None:
+def test_a_lease_has_the_id_that_was_asked_for_and_the_version_and_epoch_of_its_grant() -> None:
     async def body(world: FakeBackend) -> None:
         gate = await gate_of(world)
-        first, second = await gate.request("s", 1), await gate.request("s", 1)
+        first, second = await ask(gate), await ask(gate)
         assert first.request_id != second.request_id
         assert (first.session_id, first.epoch, first.model_step) == ("s", 0, 3)
         for lease in (first, second):
             await gate.settle(lease.request_id, SAFE)
         await published(gate, 1, 4)
-        third = await gate.request("s", 1)
+        third = await ask(gate)
         assert (third.epoch, third.model_step) == (1, 4)
         assert (await gate.snapshot()).active == (third.request_id,)
 
@@ -51,9 +61,9 @@ def test_a_lease_has_a_fresh_id_and_the_version_and_epoch_of_its_grant() -> None
 def test_it_is_born_closed_and_opened_by_the_first_publication() -> None:
     async def body(world: FakeBackend) -> None:
         gate = await gate_of(world, GateConfig())
-        assert isinstance(await raised(gate.request("s", 2)), AdmissionTimeout)
+        assert isinstance(await raised(ask(gate, 2)), AdmissionTimeout)
         await published(gate, 1, 0)
-        assert (await gate.request("s", 2)).model_step == 0
+        assert (await ask(gate, 2)).model_step == 0
 
     run(body)
     with pytest.raises(pydantic.ValidationError, match="initial_model_step"):
@@ -64,7 +74,7 @@ def test_a_waiter_is_not_in_flight_and_a_late_one_is_in_nothing() -> None:
     async def body(world: FakeBackend) -> None:
         gate = await gate_of(world)
         await gate.seal(1)
-        waiter = asyncio.get_running_loop().create_task(gate.request("s", 5))
+        waiter = asyncio.get_running_loop().create_task(ask(gate, 5))
         await asyncio.sleep(1)
         await gate.drain(1, 1)  # though somebody waits
         error = await raised(waiter)
@@ -78,7 +88,7 @@ def test_a_waiter_is_not_in_flight_and_a_late_one_is_in_nothing() -> None:
 def test_who_waited_before_the_seal_is_granted_only_after_the_reopening() -> None:
     async def body(world: FakeBackend) -> None:
         gate = await gate_of(world, GateConfig())
-        early = asyncio.get_running_loop().create_task(gate.request("s", 50))
+        early = asyncio.get_running_loop().create_task(ask(gate, 50))
         await asyncio.sleep(0)
         await published(gate, 1, 7)
         await gate.seal(2)  # in the same instant, before the waiter has run
@@ -95,7 +105,7 @@ def test_who_waited_before_the_seal_is_granted_only_after_the_reopening() -> Non
 def test_drain_waits_for_the_last_lease() -> None:
     async def body(world: FakeBackend) -> None:
         gate = await gate_of(world)
-        leases = [await gate.request("s", 1) for _ in range(3)]
+        leases = [await ask(gate) for _ in range(3)]
         await gate.seal(1)
         drain = asyncio.get_running_loop().create_task(gate.drain(1, 60))
         for lease in leases:
@@ -112,7 +122,7 @@ def test_drain_waits_for_the_last_lease() -> None:
 def test_a_drain_that_times_out_poisons() -> None:
     async def body(world: FakeBackend) -> None:
         gate = await gate_of(world)
-        lease = await gate.request("s", 1)
+        lease = await ask(gate)
         await gate.seal(1)
         assert isinstance(await raised(gate.drain(1, 5)), GatePoisoned)
         await gate.settle(lease.request_id, SAFE)  # too late
@@ -134,10 +144,10 @@ def test_a_drain_that_times_out_poisons() -> None:
 def test_an_unsafe_or_missing_receipt_poisons_for_ever(receipt: SettlementReceipt | None) -> None:
     async def body(world: FakeBackend) -> None:
         gate = await gate_of(world)
-        lease = await gate.request("s", 1)
+        lease = await ask(gate)
         await gate.settle(lease.request_id, receipt)
         for call in (
-            gate.request("s", 1),
+            ask(gate),
             gate.seal(1),
             gate.drain(0, 1),
             gate.install_version(0, 4),
@@ -155,10 +165,10 @@ def test_an_unsafe_or_missing_receipt_poisons_for_ever(receipt: SettlementReceip
 def test_poison_wakes_those_who_wait() -> None:
     async def body(world: FakeBackend) -> None:
         gate = await gate_of(world)
-        lease, other = await gate.request("s", 1), await gate.request("t", 1)
+        lease, other = await ask(gate), await ask(gate)
         await gate.seal(1)
         loop = asyncio.get_running_loop()
-        waiter, drain = loop.create_task(gate.request("s", 500)), loop.create_task(gate.drain(1, 500))
+        waiter, drain = loop.create_task(ask(gate, 500)), loop.create_task(gate.drain(1, 500))
         await asyncio.sleep(1)
         await gate.settle(lease.request_id, None)
         assert isinstance(await raised(waiter), GatePoisoned) and isinstance(await raised(drain), GatePoisoned)
@@ -173,7 +183,7 @@ def test_poison_wakes_those_who_wait() -> None:
 def test_a_failed_but_recorded_attempt_is_safe() -> None:
     async def body(world: FakeBackend) -> None:
         gate = await gate_of(world)
-        lease = await gate.request("s", 1)
+        lease = await ask(gate)
         await gate.settle(lease.request_id, SettlementReceipt(True, True, "failed"))
         await published(gate, 1, 4)
 
@@ -183,7 +193,7 @@ def test_a_failed_but_recorded_attempt_is_safe() -> None:
 def test_settling_again_changes_nothing() -> None:
     async def body(world: FakeBackend) -> None:
         gate = await gate_of(world)
-        lease = await gate.request("s", 1)
+        lease = await ask(gate)
         await gate.settle(lease.request_id, SAFE)
         assert isinstance(await raised(gate.settle(lease.request_id, None)), GateRefused)
         assert not (await gate.snapshot()).failures
@@ -226,7 +236,7 @@ def test_an_older_epoch_has_no_effect() -> None:
 def test_an_abandoned_cycle_is_superseded_by_a_newer_one() -> None:
     async def body(world: FakeBackend) -> None:
         gate = await gate_of(world)
-        lease = await gate.request("s", 1)
+        lease = await ask(gate)
         await gate.seal(1)
         old = asyncio.get_running_loop().create_task(gate.drain(1, 100))
         await asyncio.sleep(1)
@@ -258,6 +268,67 @@ def test_order_within_a_cycle() -> None:
 
 def test_a_request_must_say_whose_it_is() -> None:
     async def body(world: FakeBackend) -> None:
-        assert isinstance(await raised((await gate_of(world)).request("", 1)), GateRefused)
+        assert isinstance(await raised((await gate_of(world)).request("", 1, "lease-1")), GateRefused)
+
+    run(body)
+
+
+def test_a_lease_that_is_asked_for_again_is_the_same_also_once_the_gate_is_sealed() -> None:
+    async def body(world: FakeBackend) -> None:
+        gate = await gate_of(world)
+        lease = await ask(gate, name="mine")
+        assert await ask(gate, name="mine") == lease and len(world.of("gate.granted")) == 1
+        await gate.seal(1)
+        assert await ask(gate, name="mine") == lease  # else the drain would wait for a lease that is nobody's
+        await gate.settle("mine", SAFE)
+        await gate.drain(1, 1)
+        await gate.install_version(1, 4)
+        await gate.reopen(1)
+        assert isinstance(await raised(ask(gate, name="mine")), GateRefused)  # it comes late
+        assert not (await gate.snapshot()).active
+
+    run(body)
+
+
+def test_two_waiting_requests_for_one_lease_are_granted_one() -> None:
+    async def body(world: FakeBackend) -> None:
+        gate = await gate_of(world, GateConfig())
+        both = [asyncio.get_running_loop().create_task(ask(gate, 50, "mine")) for _ in range(2)]
+        await asyncio.sleep(1)
+        await published(gate, 1, 0)
+        first, second = await asyncio.gather(*both)
+        assert first == second and (await gate.snapshot()).active == ("mine",)
+
+    run(body)
+
+
+def test_what_was_never_granted_is_refused_once_it_is_given_up() -> None:
+    async def body(world: FakeBackend) -> None:
+        gate = await gate_of(world)
+        assert isinstance(await raised(gate.settle("mine", SettlementReceipt(True, True, "never sent"))), GateRefused)
+        assert isinstance(await raised(ask(gate, name="mine")), GateRefused)
+        assert not (await gate.snapshot()).failures
+
+    run(body)
+
+
+def test_an_unknown_end_under_an_earlier_incarnation_poisons_this_one_once() -> None:
+    async def body(world: FakeBackend) -> None:
+        gate = await gate_of(world)
+        for _ in range(2):
+            assert isinstance(await raised(gate.settle("of-before", None)), GateRefused)
+        assert len((await gate.snapshot()).failures) == 1
+        assert isinstance(await raised(gate.seal(1)), GatePoisoned)
+
+    run(body)
+
+
+def test_so_many_ends_are_remembered_and_no_more() -> None:
+    async def body(world: FakeBackend) -> None:
+        gate = await gate_of(world)
+        for number in range(5_000):
+            await gate.settle((await ask(gate, name=f"n-{number}")).request_id, SAFE)
+        assert len(gate.target._ended) + len(gate.target._ended_before) <= 2048
+        assert isinstance(await raised(ask(gate, name="n-4000")), GateRefused)
 
     run(body)
