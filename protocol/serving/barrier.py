@@ -11,14 +11,25 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, Literal
 
 from protocol.config import AdminConfig, ControllerConfig
-from protocol.errors import ActorDied, BarrierError, CallCancelled, GatePoisoned, Outcome, SeatrialError
+from protocol.errors import (
+    ActorDied,
+    BarrierError,
+    CallCancelled,
+    GatePoisoned,
+    NoSuchActor,
+    Outcome,
+    SeatrialError,
+)
 from protocol.messages import EngineAddress, message
 from protocol.ports import ActorHandle, backend
 from protocol.serving.admin import AdminResult, operate, reported_weights
 from protocol.serving.gate import GateSnapshot
+from protocol.serving.peer import PEER_LOST, Peer
 
 Stage = Literal["sealing", "drained", "resuming"]
 Topology = dict[str, EngineAddress]
+
+_LOOK_S = 0.25
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -29,14 +40,13 @@ class Member:
     gate: ActorHandle
     server: ActorHandle
 
-    def with_gate(self, gate: ActorHandle) -> Member:
-        """The same with a later incarnation of its gate."""
-        return dataclasses.replace(self, gate=gate)
-
 
 @message
 class BarrierView:
     """A barrier as others see it. ``stage``: sealing, drained or resuming (opened in part).
+
+    One that cannot be completed, for a gate was restarted in it or the topology changed, is *sealing* again: the next
+    prepare_pause begins another epoch.
 
     ``fenced``: entrypoints that were taken out of it by name; their gates stay closed when it ends.
     """
@@ -63,10 +73,15 @@ class Barrier:
         self.stage: Stage = "sealing"
         self.fenced: dict[str, str] = {}
         """Entrypoints that were taken out of it: why."""
+        self.changed = ""
+        """What of its topology has changed since it was drained; a fence takes those out, or another epoch begins."""
+        self.rebuilt = ""
+        """The gate that was restarted since it was drained: another epoch must begin."""
 
     def view(self) -> BarrierView:
         """As it is now, for others."""
-        return BarrierView(self.epoch, self.stage, tuple(self.topology), tuple(self.fenced))
+        stage = "sealing" if self.changed or self.rebuilt else self.stage
+        return BarrierView(self.epoch, stage, tuple(self.topology), tuple(self.fenced))
 
     @property
     def going_on(self) -> tuple[Member, ...]:
@@ -93,6 +108,8 @@ class Stages:
         self._admin = admin
         self._members = {member.name: member for member in members}
         self._barrier: Barrier | None = None
+        self._unquiet: dict[str, None] = {}
+        """Entrypoints whose gates were restarted, and may have turns left that the gates before had granted."""
         self._posts = asyncio.Semaphore(admin.fan_out)
 
     async def _gates(
@@ -107,13 +124,58 @@ class Stages:
         self._check_deadline(stage, deadline)
 
         async def one(member: Member) -> None:
-            await self._ask(member.gate, method, arguments, deadline)
+            try:
+                await self._ask(member.gate, method, arguments, deadline)
+            except ActorDied as death:
+                again = await self._found_again(member)
+                if method != "seal":  # it has to go through all from there
+                    raise BarrierError(f"{member.gate.name} was restarted before it had {stage}") from death
+                await self._ask(again.gate, method, arguments, deadline)
 
         await self._stage(stage, members, one)
 
+    async def _found_again(self, member: Member) -> Member:
+        """A member with the gate that lives, after the death of the one it had. Raises BarrierError: there is none."""
+        gate = member.gate
+        try:
+            gate = await backend().lookup(gate.name)
+        except NoSuchActor:
+            pass
+        if gate == member.gate:
+            raise BarrierError(f"{gate.name} is dead, and not yet restarted")
+        again = self._members[member.name] = dataclasses.replace(member, gate=gate)
+        self._unquiet[member.name] = None
+        if (barrier := self._barrier) is not None:
+            barrier.members = tuple(again if one.name == again.name else one for one in barrier.members)
+            if barrier.stage != "sealing":
+                barrier.rebuilt = gate.name
+        return again
+
+    async def _quiet(self, members: tuple[Member, ...], deadline: float) -> None:
+        """Wait for the turns that earlier incarnations of gates had granted: the present ones know nothing of them."""
+        waited_for = tuple(member for member in members if member.name in self._unquiet)
+        if not waited_for:
+            return
+        self._check_deadline("quiet", deadline)
+
+        async def one(member: Member) -> None:
+            server = Peer(member.server, self._config.call_timeout_s)
+            while loop_time() < deadline:
+                try:
+                    async with asyncio.timeout_at(deadline):
+                        if await server.call("quiet", member.gate.incarnation):
+                            self._unquiet.pop(member.name, None)
+                            return
+                        await asyncio.sleep(_LOOK_S)
+                except (TimeoutError, *PEER_LOST):
+                    await asyncio.sleep(0)
+            raise BarrierError(f"{member.server.name} has turns left from before {member.gate.name} was restarted")
+
+        await self._stage("quiet", waited_for, one)
+
     async def _ask(self, gate: ActorHandle, method: str, arguments: Any, deadline: float) -> Any:
         """Call a gate until it answers or the time is up. What a gate is asked to do is idempotent for its epoch."""
-        while (left_s := deadline - _now()) > 0:
+        while (left_s := deadline - loop_time()) > 0:
             given = arguments(left_s) if callable(arguments) else arguments
             try:
                 async with asyncio.timeout(min(left_s, self._config.call_timeout_s)):
@@ -185,20 +247,18 @@ class Stages:
         async def one(member: Member) -> None:
             try:
                 found[member.name] = await self._ask(member.gate, "snapshot", (), deadline)
-            except ActorDied:
-                # It was restarted before this barrier, and is closed. A question may be asked again in any case.
-                gate = await backend().lookup(member.gate.name)
-                found[member.name] = await self._ask(gate, "snapshot", (), deadline)
-                self._members[member.name] = member.with_gate(gate)
+            except ActorDied:  # a question may be asked again in any case
+                again = await self._found_again(member)
+                found[member.name] = await self._ask(again.gate, "snapshot", (), deadline)
 
         await self._stage("asked", members, one)
         return found
 
     def _deadline(self, timeout_s: float | None, default_s: float) -> float:
-        return _now() + (default_s if timeout_s is None else timeout_s)
+        return loop_time() + (default_s if timeout_s is None else timeout_s)
 
     def _check_deadline(self, stage: str, deadline: float) -> None:
-        if _now() >= deadline:
+        if loop_time() >= deadline:
             raise BarrierError(f"the time was up before anything was {stage}", stage=stage)
 
     def _emit(self, stage: str, detail: str = "") -> None:
@@ -236,5 +296,6 @@ async def everywhere(stage: str, parts: tuple[Any, ...], one: Callable[[Any], Aw
     )
 
 
-def _now() -> float:
+def loop_time() -> float:
+    """Seconds on the clock that deadlines are given in."""
     return asyncio.get_running_loop().time()

@@ -7,6 +7,11 @@ A publication is one barrier over every entrypoint:
 - *resume_requests*: see that topology is as it was and every backend serves the version; install on **all**; continue
   **all**; reopen **all**; only then is the barrier gone.
 
+A gate knows only what this incarnation of it has granted: one that was restarted counts as drained when its entrypoint
+has no turn left from before. A barrier in which one is restarted after the drain, or whose topology changes, cannot be
+completed; the next prepare_pause begins another epoch over who is there then. Health is held while there is a barrier,
+by each of these calls anew.
+
 Each of the two has one deadline, looked at before every stage. Whatever fails is raised, the barrier stays, and gates
 stay closed. A reopening over many entrypoints is not atomic: some gates may be open when it fails. Each of those has
 the version installed and a backend that goes on, and the same call again completes it.
@@ -28,7 +33,7 @@ from protocol.errors import BarrierError, GatePoisoned, Outcome, SeatrialError
 from protocol.messages import EngineAddress
 from protocol.ports import ActorHandle, backend
 from protocol.serving.admin import AdminResult, reported_weights
-from protocol.serving.barrier import Barrier, BarrierView, Member, Stages, Topology
+from protocol.serving.barrier import Barrier, BarrierView, Member, Stages, Topology, loop_time
 from protocol.serving.gate import GateSnapshot
 from protocol.serving.peer import PEER_LOST, Peer
 
@@ -63,6 +68,8 @@ class RolloutController(Stages):
         self._busy = False
         self._fenced: dict[str, tuple[int, int]] = {}
         """Entrypoints out of service since the last publication: its epoch and version."""
+        self._held_until = 0.0
+        """Health is held for this barrier at least so long."""
         self._rejoining: asyncio.Task[None] | None = None
         self._rejoin_lock = asyncio.Lock()
 
@@ -96,34 +103,38 @@ class RolloutController(Stages):
         """Pause every backend, without gates. With ``abort`` the entrypoints answer turns as aborted first (3.1).
 
         Raises:
-            BarrierError: *not done* while a barrier exists: it would abort the turns that the barrier retains.
+            BarrierError: *not done* while a barrier exists, or one is begun: it would abort the turns that it retains.
                 *Unknown* when a backend did not pause: whoever updates weights then would do so under running turns.
         """
         self._refuse_in_barrier("pause_generation")
-        topology = await self._topology()
-        await self._hold(self._admin.read_timeout_s + self._admin.reconcile_timeout_s)
-        if mode == "abort":
-            await self._set_aborting(True)
-        return await self._post(topology, "paused", "/pause_generation", {"mode": mode}, None)
+        with self._alone("pause_generation"):
+            topology = await self._topology()
+            await self._hold(self._admin.read_timeout_s + self._admin.reconcile_timeout_s)
+            if mode == "abort":
+                await self._set_aborting(True)
+            return await self._post(topology, "paused", "/pause_generation", {"mode": mode}, None)
 
     async def continue_generation(self) -> tuple[AdminResult, ...]:
         """Continue every backend. Health goes on only after that, and not while a barrier exists.
 
-        Raises BarrierError, *unknown*, when a backend did not continue; health stays held then.
+        Raises BarrierError, *unknown*, when a backend did not continue; health stays held then. *Not done* while a
+        barrier is worked on: what that has paused would go on.
         """
-        topology = await self._topology()
-        await self._set_aborting(False)
-        results = await self._post(topology, "continued", "/continue_generation", {}, None)
-        if self._barrier is None:
-            await self._release()
-        return results
+        with self._alone("continue_generation"):
+            topology = await self._topology()
+            await self._set_aborting(False)
+            results = await self._post(topology, "continued", "/continue_generation", {}, None)
+            if self._barrier is None:
+                await self._release()
+            return results
 
     # --- the barrier ---
 
     async def prepare_pause(self, timeout_s: float | None = None) -> BarrierView:
         """Seal and drain every gate, so that weights may change. One deadline for all of it.
 
-        Again after a failure it goes on with the same barrier, where nothing was poisoned and no gate was reopened.
+        Again after a failure it goes on with the same barrier, where nothing was poisoned and no gate was reopened. It
+        begins another epoch where a gate was restarted after the drain, or the topology has changed.
 
         Raises:
             GatePoisoned: *not done*; there will be no publication until the process of that gate is rebuilt.
@@ -134,19 +145,10 @@ class RolloutController(Stages):
             deadline = self._deadline(timeout_s, self._config.prepare_timeout_s)
             async with self._rejoin_lock:
                 self._fenced = {}  # they are sealed with all others now
-            barrier = self._barrier
-            if barrier is None:
-                barrier = await self._freeze(deadline)
-            elif barrier.stage != "sealing":
-                raise BarrierError(
-                    f"the barrier of epoch {barrier.epoch} is {barrier.stage}: complete it with resume_requests",
-                    outcome=Outcome.NOT_DONE,
-                )
-            else:
-                await self._check_topology(barrier)
-            gates = barrier.members
-            await self._gates(gates, "sealed", "seal", deadline, lambda _: (barrier.epoch,))
-            await self._gates(gates, "drained", "drain", deadline, lambda left_s: (barrier.epoch, left_s))
+            barrier = await self._at_hand(deadline)
+            await self._gates(barrier.members, "sealed", "seal", deadline, lambda _: (barrier.epoch,))
+            await self._quiet(barrier.members, deadline)
+            await self._gates(barrier.members, "drained", "drain", deadline, lambda left_s: (barrier.epoch, left_s))
             if self._config.pause_mode != "none":
                 mode = {"mode": self._config.pause_mode}
                 await self._post(barrier.active, "paused", "/pause_generation", mode, deadline)
@@ -161,6 +163,7 @@ class RolloutController(Stages):
         Raises BarrierError, *not done*: nothing is drained, or none would be left; or the gateway does not answer.
         """
         barrier = self._required("fence")
+        await self._keep_hold(self._config.call_timeout_s)
         if barrier.stage != "drained":
             raise BarrierError(f"fence: epoch {barrier.epoch} is {barrier.stage}", outcome=Outcome.NOT_DONE)
         names = {name for name, _ in failed}
@@ -183,6 +186,7 @@ class RolloutController(Stages):
         if barrier.stage == "sealing":
             raise BarrierError(f"epoch {barrier.epoch} is not drained", outcome=Outcome.NOT_DONE)
         await self._check_topology(barrier)
+        await self._keep_hold(self._admin.update_timeout_s)
         return tuple(barrier.active.values())
 
     async def inactive(self) -> tuple[EngineAddress, ...]:
@@ -204,16 +208,23 @@ class RolloutController(Stages):
             barrier = self._required("resume_requests")
             if barrier.stage == "sealing":
                 raise BarrierError(f"epoch {barrier.epoch} is not drained", outcome=Outcome.NOT_DONE)
+            if barrier.rebuilt:
+                text = f"{barrier.rebuilt} was restarted in the barrier of epoch {barrier.epoch}: prepare another one"
+                raise BarrierError(text, outcome=Outcome.NOT_DONE)
             deadline = self._deadline(timeout_s, self._config.resume_timeout_s)
+            await self._keep_hold(deadline - loop_time())
             await self._check_topology(barrier)
             await self._check_served(barrier.active, str(model_step), deadline)
             barrier.stage = "resuming"
             gates = barrier.going_on
             await self._gates(gates, "installed", "install_version", deadline, lambda _: (barrier.epoch, model_step))
             await self._post(barrier.active, "continued", "/continue_generation", {}, deadline)
+            # All that may have taken its time, and another process may have come to the same address meanwhile.
+            await self._check_topology(barrier)
             await self._gates(gates, "reopened", "reopen", deadline, lambda _: (barrier.epoch,))
             self._fenced = dict.fromkeys(barrier.fenced, (barrier.epoch, model_step))
             self._barrier = None
+            self._held_until = 0.0
             await self._release()
 
     async def assert_request_gates_healthy(self) -> None:
@@ -238,14 +249,33 @@ class RolloutController(Stages):
 
     # --- freezing, fencing, rejoining ---
 
-    async def _freeze(self, deadline: float) -> Barrier:
+    async def _at_hand(self, deadline: float) -> Barrier:
+        """The barrier to seal: a new one, or the one that exists, where that can still be completed."""
+        barrier = self._barrier
+        if barrier is None:
+            return await self._freeze(deadline)
+        if barrier.stage != "sealing" and not (barrier.changed or barrier.rebuilt):
+            raise BarrierError(
+                f"the barrier of epoch {barrier.epoch} is {barrier.stage}: complete it with resume_requests",
+                outcome=Outcome.NOT_DONE,
+            )
+        if barrier.stage != "sealing" or self._differ(barrier, await self._topology()):
+            return await self._freeze(deadline, barrier.epoch)
+        await self._keep_hold(deadline - loop_time())
+        return barrier
+
+    async def _freeze(self, deadline: float, above: int = 0) -> Barrier:
+        """Begin a barrier. ``above``: epoch of the one whose place it takes."""
         topology = await self._topology()
         # What gates are at is asked, never assumed: a barrier before this process may have left some open, some not.
         snapshots = await self._snapshots(tuple(self._members.values()), deadline)
         self._refuse_poisoned(snapshots)
         members = tuple(self._members.values())
-        epoch = 1 + max(snapshot.epoch for snapshot in snapshots.values())
-        await self._hold(self._config.prepare_timeout_s + self._admin.update_timeout_s + self._config.resume_timeout_s)
+        latest = max(above, *(snapshot.epoch for snapshot in snapshots.values()))
+        # Never sealed, while others were: it was restarted, perhaps before this process was.
+        self._unquiet |= {name: None for name, snapshot in snapshots.items() if not snapshot.epoch and latest}
+        epoch = 1 + latest
+        await self._keep_hold(deadline - loop_time())
         self._barrier = barrier = Barrier(epoch, members, topology)
         self._emit("frozen", f"{len(members)} entrypoints")
         if self._config.fence:
@@ -319,13 +349,17 @@ class RolloutController(Stages):
         return topology
 
     async def _check_topology(self, barrier: Barrier) -> None:
-        now = await self._topology()
-        changed = [name for name, address in barrier.active.items() if now.get(name) != address]
+        changed = self._differ(barrier, await self._topology())
+        barrier.changed = ", ".join(changed[:8])
         if changed:
             raise BarrierError(
-                f"the topology changed in the barrier of epoch {barrier.epoch}: {', '.join(changed[:8])}",
+                f"the topology changed in the barrier of epoch {barrier.epoch}: {barrier.changed}",
                 outcome=Outcome.NOT_DONE,
             )
+
+    def _differ(self, barrier: Barrier, now: Topology) -> list[str]:
+        """The entrypoints that another process serves than when the barrier began."""
+        return [name for name, address in barrier.active.items() if now.get(name) != address]
 
     def _required(self, what: str) -> Barrier:
         if self._barrier is None:
@@ -338,7 +372,7 @@ class RolloutController(Stages):
 
     @contextlib.contextmanager
     def _alone(self, what: str) -> Iterator[None]:
-        """One prepare_pause or resume_requests at a time: a second one, perhaps a duplicate, is refused."""
+        """One call that pauses or continues at a time: a second one, perhaps a duplicate, is refused."""
         if self._busy:
             raise BarrierError(f"{what}: another call is at work on the barrier", outcome=Outcome.NOT_DONE)
         self._busy = True
@@ -352,6 +386,21 @@ class RolloutController(Stages):
             await Peer(member.server, self._config.call_timeout_s).call("set_aborting", aborting)
 
         await self._stage("flagged", tuple(self._members.values()), one)
+
+    async def _keep_hold(self, own_s: float) -> None:
+        """Hold health for a call that may take so long, and for whatever of the barrier comes after it.
+
+        Raises BarrierError, *not done*, when that cannot be said to whom it may concern, and what was held runs out.
+        """
+        config, now = self._config, loop_time()
+        for_s = own_s + config.prepare_timeout_s + self._admin.update_timeout_s + config.resume_timeout_s
+        try:
+            await self._hold(for_s)
+        except BarrierError:
+            if self._held_until < now + own_s:
+                raise
+            return
+        self._held_until = now + for_s
 
     async def _hold(self, for_s: float) -> None:
         if self._prober is not None:
