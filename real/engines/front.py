@@ -94,8 +94,15 @@ class Front:
             await answer.read()
             return int(answer.status)
 
+    @property
+    def listens(self) -> bool:
+        return self._server is not None
+
     async def listen(self, bound: socket.socket) -> None:
-        """Accept callers from now on, on a socket that was bound before. Idempotent."""
+        """Accept callers from now on, on a socket that was bound before. Idempotent.
+
+        Raises OSError (EADDRINUSE): somebody else has listened there since.
+        """
         if self._server is None:
             self._server = await asyncio.get_running_loop().create_server(self._web, sock=bound, backlog=_BACKLOG)
 

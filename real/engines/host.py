@@ -7,6 +7,7 @@ dies: see `real.engines.leash`.
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import pathlib
 import signal as signals
@@ -92,6 +93,7 @@ class EngineHost:
         self._is_ready = False
         self._dead = False
         self._cleared = asyncio.Event()
+        self._port_lost = ""  # to whom, once it is
         self._lost: Part | None = None  # a child that was killed on request: the main process will follow by itself
 
     # ---- remote ----
@@ -218,21 +220,35 @@ class EngineHost:
         return FaultyTraffic(Links(faults, Census(self._run.folder), self._log), faults)
 
     async def _await_ready(self) -> None:
-        """Open the public port when the private one accepts; watch for the first /ready of 200."""
+        """Open the public port when the private one accepts; watch for the first /ready of 200.
+
+        Callers know the public port already. If another server listens there meanwhile (a bound socket does not keep it
+        from that), they would take it for this engine, so the engine is ended.
+        """
         front, pause = self._front, _FIRST_LOOK_S
         assert front is not None
         while not self._is_ready:
             try:
-                _, writer = await asyncio.open_connection("127.0.0.1", self._private.port)
-                writer.close()
-                await front.listen(self._public.bound)
+                if not front.listens:
+                    if self._public.taken():
+                        return self._lose_port()
+                    _, writer = await asyncio.open_connection("127.0.0.1", self._private.port)
+                    writer.close()
+                    await front.listen(self._public.bound)
                 if await front.get("/ready") == 200:
                     self._became_ready()
                     return
-            except (OSError, aiohttp.ClientError):
-                pass  # not yet
+            except (OSError, aiohttp.ClientError) as error:
+                if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
+                    return self._lose_port()  # since the look at it
+                # else: not yet
             await asyncio.sleep(pause)
             pause = min(pause * 1.5, _LONGEST_LOOK_S)
+
+    def _lose_port(self) -> None:
+        assert self._tree is not None
+        self._port_lost = f"port {self._public.port} of {self._address}, which it was to have, is another server's now"
+        self._tree.signal(signals.SIGKILL)
 
     def _became_ready(self) -> None:
         if not self._is_ready and self._tree is not None and self._front is not None:
@@ -249,6 +265,8 @@ class EngineHost:
     def _cause_of_death(self, status: int) -> tuple[str, str]:
         assert self._tree is not None
         words = self._tree.last_words()
+        if self._port_lost:
+            return "crashed", f"{self._port_lost}\n{words}"
         if self._lost is not None:
             return "exited", f"{self._lost} was killed\n{words}"
         if status < 0:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 from typing import NamedTuple
 
@@ -15,6 +16,18 @@ class Reservation(NamedTuple):
     port: int
     bound: socket.socket
     lock: socket.socket
+
+    def taken(self) -> bool:
+        """Whether somebody listens there. Another server can, though it is bound here, as long as this end does not."""
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(self.bound.getsockname())
+            except OSError as error:
+                if error.errno == errno.EADDRINUSE:
+                    return True
+                raise
+        return False
 
     def close(self) -> None:
         self.bound.close()

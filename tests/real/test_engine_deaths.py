@@ -7,6 +7,7 @@ import os
 import pathlib
 import re
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable
@@ -154,6 +155,31 @@ def test_an_engine_that_ends_at_its_start_says_why(tmp_path: pathlib.Path) -> No
     (death,) = kinds_of(events, "genrm-0", "actor.died")
     assert death.data["reason"] == "crashed"
     assert re.fullmatch(r"exit status 1\nstub: the model is not there", death.data["detail"])
+
+
+def test_an_engine_whose_port_another_server_takes_while_it_starts_ends_and_the_next_has_another(
+    tmp_path: pathlib.Path,
+) -> None:
+    """Or callers, who know the address since its birth, would be answered by that server."""
+
+    async def body(backend: RealBackend) -> None:
+        address = await backend.engines.launch(SPEC, name="genrm-0")
+        with socket.socket() as other:
+            other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as every server has it
+            other.bind((address.host, address.port))
+            other.listen()
+            async with asyncio.timeout(10):  # it would not even listen for 30
+                while await backend.engines.alive("genrm-0"):
+                    await asyncio.sleep(0.02)
+            again = await backend.engines.launch(SPEC, name="genrm-0")
+            assert again.port != address.port and await backend.engines.alive("genrm-0")
+            ports.append(address.port)
+
+    ports: list[int] = []
+    events = run_with_stubs(tmp_path, body, "--silent-s=30")
+    death = kinds_of(events, "genrm-0", "actor.died")[0]
+    assert death.data["reason"] == "crashed"
+    assert re.match(rf"port {ports[0]} of 127.0.0.1, .* is another server's now", death.data["detail"])
 
 
 def test_an_interpreter_that_is_not_there(tmp_path: pathlib.Path) -> None:
