@@ -210,12 +210,25 @@ def calibrate(
 @click.argument("sim", type=click.Path(path_type=pathlib.Path))
 @click.argument("real", type=click.Path(path_type=pathlib.Path), nargs=-1, required=True)
 @click.option("--svg", type=click.Path(path_type=pathlib.Path, dir_okay=False), help="Draw it into this file as well.")
+@click.option(
+    "--one-side",
+    "excuses",
+    multiple=True,
+    metavar="NAME=REASON",
+    help="Why only one side has a phase or total; * and ? match. Without a reason it is not within the aim.",
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
-def compare(sim: pathlib.Path, real: tuple[pathlib.Path, ...], svg: pathlib.Path | None, as_json: bool) -> None:
+def compare(
+    sim: pathlib.Path,
+    real: tuple[pathlib.Path, ...],
+    svg: pathlib.Path | None,
+    excuses: tuple[str, ...],
+    as_json: bool,
+) -> None:
     """A simulated run beside real ones: phase by phase, metric by metric, and the order of protocol events.
 
-    REAL may be runs of ours or imported ones. Exit code 1 where a phase or total is off by more than 10%, or an order
-    differs; 3 where there was nothing to compare.
+    REAL may be runs of ours or imported ones. Exit code 1 where a phase or total is off by more than 10% or
+    only one side has it, or an order differs; 3 where there was nothing to compare.
     """
     from analysis.compare import table as compared
 
@@ -223,7 +236,10 @@ def compare(sim: pathlib.Path, real: tuple[pathlib.Path, ...], svg: pathlib.Path
     for directory in directories:
         if unverified := require_unchanged(directory):
             click.echo(unverified, err=True)
-    found = compared.compare(directories[0], directories[1:])
+    declared = {name.strip(): reason.strip() for name, _, reason in (one.partition("=") for one in excuses)}
+    if bare := next((one for one in excuses if not all(part.strip() for part in one.partition("="))), None):
+        raise BadInput(f"--one-side {bare!r}: write NAME=REASON, and both")
+    found = compared.compare(directories[0], directories[1:], declared)
     if as_json:
         click.echo(json.dumps(found.as_json(), indent=2, sort_keys=True))
     else:
@@ -232,8 +248,8 @@ def compare(sim: pathlib.Path, real: tuple[pathlib.Path, ...], svg: pathlib.Path
     if svg is not None:
         write_atomic(svg, compared.as_svg(found))
         click.echo(f"drawn: {svg}", err=True)
-    judged = [found.counted(group) for group in ("phase", "total")]
-    if not any(count for _, count in judged):
+    judged = [found.counted(group) for group in compared.COUNTED]
+    if all(row.one_sided for row in found.rows if row.group in compared.COUNTED):
         sys.exit(3)
     good = all(hits == count for hits, count in judged) and all(order.equal for _, order in found.orders)
     sys.exit(0 if good else 1)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import fnmatch
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
@@ -18,6 +19,8 @@ from analysis.rundir import RunDir
 
 AIM_PERCENT = 10.0
 GROUPS = ("phase", "pause", "total", "metric")
+COUNTED = ("phase", "total")
+"""Of these each row must be within the aim, and one that only one side has is not."""
 _RESOLUTION_S = 0.1
 """Phases are seen by polling; a difference below this is none."""
 
@@ -31,6 +34,13 @@ class Row:
     unit: str
     sim: float | None
     real: tuple[float, ...]
+    excuse: str = ""
+    """Why only one side has it, where somebody has declared that."""
+
+    @property
+    def one_sided(self) -> str:
+        """``sim`` or ``real`` where only that side has it; else empty."""
+        return "real" if self.sim is None else "" if self.real else "sim"
 
     @property
     def typical(self) -> float | None:
@@ -62,10 +72,14 @@ class Row:
 
     @property
     def within_aim(self) -> bool | None:
-        """Within 10% of the real median, or nearer to it than a poll can tell; None where one of the two is missing."""
+        """Within 10% of the real median, or nearer to it than a poll can tell.
+
+        A phase or total that one side lacks is not, unless that was declared with a reason: then, and for other rows
+        that one side lacks, None.
+        """
         typical, error = self.typical, self.error_percent
         if self.sim is None or typical is None:
-            return None
+            return False if self.group in COUNTED and not self.excuse else None
         near = self.unit == "s" and self.group in ("phase", "pause") and abs(self.sim - typical) <= _RESOLUTION_S
         return near or (error is not None and abs(error) <= AIM_PERCENT)
 
@@ -80,7 +94,7 @@ class Comparison:
     orders: tuple[tuple[str, Difference], ...]
 
     def counted(self, group: str) -> tuple[int, int]:
-        """Rows of a group within the aim, and rows that both sides have."""
+        """Rows of a group within the aim, and those that were judged: all, but for what is excused."""
         judged = [row.within_aim for row in self.rows if row.group == group and row.within_aim is not None]
         return sum(judged), len(judged)
 
@@ -93,7 +107,8 @@ class Comparison:
                 {
                     "name": row.name, "group": row.group, "unit": row.unit, "sim": row.sim, "real": list(row.real),
                     "error_percent": row.error_percent, "spread_percent": row.spread_percent,
-                    "inside_spread": row.inside, "within_aim": row.within_aim,
+                    "inside_spread": row.inside, "within_aim": row.within_aim, "only_in": row.one_sided,
+                    "excuse": row.excuse,
                 }
                 for row in self.rows
             ],
@@ -103,15 +118,16 @@ class Comparison:
         }  # fmt: skip
 
 
-def compare(sim: RunDir, real: Sequence[RunDir]) -> Comparison:
+def compare(sim: RunDir, real: Sequence[RunDir], excuses: Mapping[str, str] | None = None) -> Comparison:
     """Compare one run with others, of any world.
 
     Args:
         sim: the run whose error is wanted.
         real: at least one.
+        excuses: name of a phase or total (``*`` and ``?`` match as in a shell) to why only one side has it.
 
     Raises:
-        BadInput: a run cannot be read, or the two sides are of different scenarios.
+        BadInput: a run cannot be read, the two sides are of different scenarios, or an excuse is for nothing.
     """
     name = sim.info().scenario
     for one in real:
@@ -122,7 +138,7 @@ def compare(sim: RunDir, real: Sequence[RunDir]) -> Comparison:
             )
     ours = by_name(Course.of(sim).figures())
     theirs = [by_name(Course.of(one).figures()) for one in real]
-    rows = _rows(ours, theirs)
+    rows = _excused(_rows(ours, theirs), excuses or {})
     events = protocol_events(sim)
     orders = tuple((str(one.path), difference(events, protocol_events(one))) for one in real)
     return Comparison(str(sim.path), tuple(str(one.path) for one in real), rows, orders)
@@ -137,6 +153,24 @@ def _rows(ours: dict[str, Figure], theirs: Sequence[dict[str, Figure]]) -> tuple
         real = tuple(one[name].value for one in theirs if name in one)
         rows.append(Row(name, known[0].group, known[0].unit, None if found is None else found.value, real))
     return tuple(sorted(rows, key=lambda row: GROUPS.index(row.group)))
+
+
+def _excused(rows: tuple[Row, ...], excuses: Mapping[str, str]) -> tuple[Row, ...]:
+    found = []
+    unused = dict(excuses)
+    for row in rows:
+        pattern = next((one for one in excuses if fnmatch.fnmatchcase(row.name, one)), None)
+        if pattern is not None and row.one_sided and row.group in COUNTED:
+            unused.pop(pattern, None)
+            row = dataclasses.replace(row, excuse=excuses[pattern])
+        found.append(row)
+    if unused:
+        names = ", ".join(row.name for row in rows if row.one_sided and row.group in COUNTED) or "none"
+        raise BadInput(
+            f"--one-side {next(iter(unused))!r}: no phase or total that only one side has is called so; "
+            f"there are: {names}"
+        )
+    return tuple(found)
 
 
 def as_table(found: Comparison) -> Table:
@@ -154,7 +188,7 @@ def as_table(found: Comparison) -> Table:
         error = row.error_percent
         style = "" if row.within_aim in (True, None) or row.group == "pause" else "red"
         cells: list[str | Text] = [f"  {row.name}", amount(row.sim, row.unit), amount(row.typical, row.unit)]
-        cells.append(Text("" if error is None else f"{error:+.1f}%", style=style))
+        cells.append(Text(said_of(row) if error is None else f"{error:+.1f}%", style=style))
         if spread:
             cells.append("" if row.spread_percent is None else f"{row.spread_percent:.1f}%")
             cells.append("" if row.inside is None else "yes" if row.inside else "no")
@@ -168,6 +202,9 @@ def summary(found: Comparison) -> list[str]:
     for group in ("phase", "total", "metric"):
         good, judged = found.counted(group)
         lines.append(f"{group}s within {AIM_PERCENT:g}%: {good} of {judged}")
+    for row in found.rows:
+        if row.one_sided and row.group in COUNTED:
+            lines.append(f"  {row.name}: {said_of(row)}")
     insides = [row.inside for row in found.rows if row.inside is not None and row.group in ("phase", "metric")]
     if insides:
         lines.append(f"phases and metrics inside the spread of the real runs: {sum(insides)} of {len(insides)}")
@@ -184,6 +221,13 @@ def summary(found: Comparison) -> list[str]:
                 more = f" and {len(missing) - 6} more" if len(missing) > 6 else ""
                 lines.append(f"  not in the {who} run: {', '.join(missing[:6])}{more}")
     return lines
+
+
+def said_of(row: Row) -> str:
+    """What is said of a row in place of an error; empty where both sides have it."""
+    if not row.one_sided or row.group not in COUNTED:
+        return ""
+    return f"only in the {row.one_sided} run" + (f": {row.excuse}" if row.excuse else "")
 
 
 def amount(value: float | None, unit: str) -> str:

@@ -16,6 +16,7 @@ from analysis.compare.table import Row, as_svg, compare, summary
 from analysis.errors import BadInput
 from analysis.foreign.genrm import import_genrm
 from analysis.rundir import RunDir
+from tests.bench.published import ONE_SIDED
 from tests.conftest import shared_folder
 from tests.mutants.foreign_runs import Run, altered, find, write
 
@@ -39,8 +40,43 @@ def test_a_figure_is_held_against_the_median_of_the_real_runs() -> None:
     assert row(11.2, 10.0).within_aim is False
     assert row(0.15, 0.06).within_aim is True  # a poll cannot tell them apart
     assert row(0.15, 0.06, group="metric").within_aim is False
-    assert row(5.0, unit="1").within_aim is None and row(None, 5.0).error_percent is None
+    assert row(5.0, unit="1", group="metric").within_aim is None and row(None, 5.0).error_percent is None
     assert row(0.0, 0.0, unit="1").within_aim is True and row(3.0, 0.0, unit="1").within_aim is False
+
+
+def test_what_only_one_side_has_is_not_within_the_aim_unless_somebody_says_why() -> None:
+    for group in ("phase", "total"):
+        assert row(5.0, group=group).within_aim is False and row(None, 5.0, group=group).within_aim is False
+        assert Row("x", group, "s", 5.0, (), "nobody looked").within_aim is None
+    for group in ("pause", "metric"):  # what a recorder did not measure, or whoever drove the run did otherwise
+        assert row(5.0, group=group).within_aim is None
+    assert (row(5.0).one_sided, row(None, 5.0).one_sided, row(5.0, 5.0).one_sided) == ("sim", "real", "")
+
+
+def test_a_run_without_its_last_scale_in_is_not_as_good_as_one_with_it(tmp_path: pathlib.Path) -> None:
+    def without(run: Run) -> None:
+        asked = find(run, "s3_scale_in_submitted")["t"]
+        run["events.json"][:] = [
+            one for one in run["events.json"] if one["t"] < asked or not one["event"].startswith("s3")
+        ]
+
+    whole, cut = imported(tmp_path, "a"), imported(tmp_path, "b", alter=without)
+    for sim, real, side in ((whole, cut, "sim"), (cut, whole, "real")):
+        found = compare(sim, [real])
+        good, judged = found.counted("phase")
+        lost = [one.name for one in found.rows if one.one_sided == side and one.group == "phase"]
+        assert judged - good == len(lost) > 0 and any("in 3" in name for name in lost)
+        assert sum(f"only in the {side} run" in line for line in summary(found)) >= len(lost)
+        command = [sys.executable, "-m", "analysis", "compare", str(sim.path), str(real.path)]
+        ran = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+        assert ran.returncode == 1 and "only in the" in ran.stdout
+    names = [one.name for one in found.rows if one.one_sided and one.group in ("phase", "total")]
+    excused = compare(cut, [whole], {**dict.fromkeys(names, "it was cut off")})
+    assert excused.counted("phase")[0] == excused.counted("phase")[1]
+    with pytest.raises(BadInput, match="no phase or total that only one side has is called so"):
+        compare(cut, [whole], {"in 1 *": "both sides have it"})
+    bare = subprocess.run([*command, "--one-side", "in 3 *="], capture_output=True, text=True, cwd=ROOT, check=False)
+    assert bare.returncode == 2 and "write NAME=REASON" in bare.stderr
 
 
 def test_the_figures_of_a_run_are_what_a_watch_would_show(tmp_path: pathlib.Path) -> None:
@@ -165,7 +201,7 @@ def test_the_catalog_beside_the_published_run(
     ran = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
     assert ran.returncode == 0, ran.stdout
     real = import_genrm(folder / "data/genrm_gpu_runs" / published, tmp_path / "real").directory
-    found = compare(RunDir.open(tmp_path / "sim"), [real])
+    found = compare(RunDir.open(tmp_path / "sim"), [real], ONE_SIDED.get(scenario, {}))
     wrong = {one.name for one in found.rows if one.group in ("phase", "total") and one.within_aim is False}
     assert not wrong
     assert found.counted("phase") == (phases, phases)
