@@ -212,7 +212,10 @@ def _run_for_real(
 def prove(
     scenario: str, seed: int | None, seeds: int, pythons: tuple[str, ...], changes: tuple[str, ...], as_json: bool
 ) -> None:
-    """Show that seeds replay bit for bit, in every way, or name the first divergence."""
+    """Show that seeds replay bit for bit, in every way, or name the first divergence.
+
+    Exit code 3: all are equal, but some runs did not complete.
+    """
     from scenarios.prove import prove_scenario
 
     shell = Shell(as_json)
@@ -223,7 +226,7 @@ def prove(
     for line in proof.lines():
         shell.say(line)
     shell.document(proof.as_json())
-    sys.exit(0 if proof.clean else 1)
+    sys.exit({"pass": 0, "fail": 1, "inconclusive": 3}[proof.result])
 
 
 @cli.command()

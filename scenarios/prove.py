@@ -2,7 +2,9 @@
 
 The ways: again in this process; with declared immutable messages copied or not; in a new process under another
 PYTHONHASHSEED, after the other seeds in reverse; with the garbage collector at every allocation; in other interpreters.
-A difference is named by the first iteration, event or draw that differs, both sides shown.
+The last three are gone both with the default orders and, as every run of a sweep is, with orders and delays drawn from
+the seed. A difference is named by the first iteration, event or draw that differs, both sides shown. A run that did not
+complete is told: what would have come later has not been replayed.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, Final, Literal
 
 from analysis.errors import BadInput
 from scenarios.load import Scenario
@@ -24,9 +26,15 @@ from scenarios.replay import Replay, replay
 
 OTHER_HASH_SEED = "4242"
 COLLECTED_SEEDS = 3
-"""Collecting at every allocation costs some hundred times the run, so only so many seeds are replayed that way."""
+"""Collecting at every allocation costs several times the run, so only so many seeds are replayed that way."""
 
-_SIDE = 240  # characters shown of each side
+NO_OPTIONS: Final[dict[str, Any]] = {}
+EXPLORED: Final[dict[str, Any]] = {"explore": True}
+"""Options of a replay whose orders and delays are drawn from the seed."""
+
+Result = Literal["pass", "fail", "inconclusive"]
+
+_SIDE = 240  # characters shown of each side, and of why a run did not complete
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,9 +48,23 @@ class Divergence:
     other: str
 
 
+@dataclasses.dataclass(frozen=True)
+class Unfinished:
+    """A run that ended before it was complete. ``explored``: its orders and delays were drawn from the seed."""
+
+    seed: int
+    explored: bool
+    reason: str
+    detail: str
+
+    def line(self) -> str:
+        drawn = ", orders and delays drawn" if self.explored else ""
+        return f"seed {self.seed}{drawn}: the run did not complete: {self.reason}: {self.detail}"
+
+
 @dataclasses.dataclass
 class Proof:
-    """What was replayed, and where it parted."""
+    """What was replayed, where it parted, and which runs did not complete."""
 
     scenario: str
     seeds: list[int]
@@ -50,10 +72,18 @@ class Proof:
     """Way to number of seeds that it covered."""
     divergences: list[Divergence]
     events: int
+    unfinished: list[Unfinished] = dataclasses.field(default_factory=list)
 
     @property
     def clean(self) -> bool:
-        return not self.divergences
+        """Every run of every seed completed, and all of them are equal."""
+        return self.result == "pass"
+
+    @property
+    def result(self) -> Result:
+        if self.divergences:
+            return "fail"
+        return "inconclusive" if self.unfinished else "pass"
 
     def lines(self) -> Iterator[str]:
         """For people."""
@@ -66,17 +96,22 @@ class Proof:
             yield f"seed {one.seed}, {one.way}: {one.where}"
             yield f"  reference: {one.reference}"
             yield f"  other:     {one.other}"
+        for one_run in self.unfinished[:5]:
+            yield _cut(one_run.line())
+        if len(self.unfinished) > 5:
+            yield f"{len(self.unfinished) - 5} more runs did not complete"
         span = f"{self.seeds[0]} to {self.seeds[-1]}" if len(self.seeds) > 1 else str(self.seeds[0])
-        yield f"{'PASS' if self.clean else 'FAIL'}: {self.scenario}, seeds {span}, {self.events} events a side"
+        yield f"{self.result.upper()}: {self.scenario}, seeds {span}, {self.events} events a side"
 
     def as_json(self) -> dict[str, Any]:
         return {
             "scenario": self.scenario,
             "seeds": self.seeds,
-            "result": "pass" if self.clean else "fail",
+            "result": self.result,
             "ways": self.ways,
             "events": self.events,
             "divergences": [dataclasses.asdict(one) for one in self.divergences],
+            "unfinished": [dataclasses.asdict(one) for one in self.unfinished],
         }
 
 
@@ -111,13 +146,24 @@ class Way:
 
 
 class OtherProcess(Way):
-    """A way that replays seeds in a new process under another hash seed, the last one first."""
+    """A way that replays seeds in a new process under another hash seed, the last one first.
 
-    def __init__(self, scenario: Scenario, name: str, python: str, *, collect: bool = False) -> None:
-        super().__init__(scenario, name, {}, {})
+    Args:
+        python: the interpreter.
+        options, against: as of every way.
+    """
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        name: str,
+        python: str,
+        options: dict[str, Any] = NO_OPTIONS,
+        against: dict[str, Any] = NO_OPTIONS,
+    ) -> None:
+        super().__init__(scenario, name, options, against)
         self._python = python
-        self._collect = collect
-        self.limit = COLLECTED_SEEDS if collect else None
+        self.limit = COLLECTED_SEEDS if options.get("collect") else None
 
     def replays(self, seeds: Sequence[int]) -> Iterator[Replay]:
         yield from self._ask(seeds[::-1], "")
@@ -131,7 +177,7 @@ class OtherProcess(Way):
             "source": self.scenario.source,
             "folder": str(self.scenario.folder),
             "seeds": list(seeds),
-            "collect": self._collect,
+            "options": self.options,
             "spool": spool,
         }
         root = str(pathlib.Path(__file__).resolve().parent.parent)
@@ -163,20 +209,28 @@ class OtherProcess(Way):
         for line in out.splitlines():
             done = json.loads(line)
             checkpoints = tuple((events, digest) for events, digest in done["checkpoints"])
-            yield Replay(done["seed"], done["digest"], done["events"], checkpoints)
+            yield Replay(**{**done, "checkpoints": checkpoints})
 
 
 def ways_of(scenario: Scenario, pythons: Sequence[str]) -> list[Way]:
     """Every way of the proof."""
-    explore = {"explore": True}
-    return [
+    here = sys.executable
+    elsewhere = f"new process, PYTHONHASHSEED={OTHER_HASH_SEED}, seeds in reverse"
+    collecting = "new process, collection at every allocation"
+    drawn = "orders and delays drawn"
+    as_swept = {**EXPLORED, "copy_always": False}  # as a sweep runs its seeds
+    ways = [
         Way(scenario, "again in this process, after the other seeds", {}, {}),
         Way(scenario, "declared immutable messages not copied", {"copy_always": False}, {}),
-        Way(scenario, "orders and delays drawn from the seed, twice", explore, explore),
-        OtherProcess(scenario, f"new process, PYTHONHASHSEED={OTHER_HASH_SEED}, seeds in reverse", sys.executable),
-        OtherProcess(scenario, "new process, collection at every allocation", sys.executable, collect=True),
-        *(OtherProcess(scenario, f"interpreter {path}", path) for path in pythons),
+        OtherProcess(scenario, elsewhere, here),
+        OtherProcess(scenario, f"{elsewhere}, {drawn} as in a sweep", here, as_swept, EXPLORED),
+        OtherProcess(scenario, collecting, here, {"collect": True}),
+        OtherProcess(scenario, f"{collecting}, {drawn}", here, {**EXPLORED, "collect": True}, EXPLORED),
     ]
+    for path in pythons:
+        ways.append(OtherProcess(scenario, f"interpreter {path}", path))
+        ways.append(OtherProcess(scenario, f"interpreter {path}, {drawn}", path, as_swept, EXPLORED))
+    return ways
 
 
 def prove_scenario(
@@ -200,7 +254,10 @@ def prove_scenario(
         chosen = seeds[: way.limit]
         for seed in chosen:
             if seed not in against:
-                against[seed] = replay(scenario, seed, **way.against)
+                against[seed] = done = replay(scenario, seed, **way.against)
+                if done.reason != "completed":
+                    explored = bool(way.against.get("explore"))
+                    proof.unfinished.append(Unfinished(seed, explored, done.reason, done.detail))
         proof.events = sum(one.events for one in references["{}"].values())
         replayed = 0
         for other in way.replays(chosen):
@@ -244,7 +301,10 @@ def first_difference(ours: pathlib.Path, theirs: pathlib.Path) -> tuple[str, str
 
 
 def _shown(line: bytes) -> str:
-    text = line.decode(errors="replace").rstrip("\n") or "(the run has ended)"
+    return _cut(line.decode(errors="replace").rstrip("\n") or "(the run has ended)")
+
+
+def _cut(text: str) -> str:
     return text if len(text) <= _SIDE else text[:_SIDE] + "..."
 
 

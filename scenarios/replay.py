@@ -23,12 +23,17 @@ from scenarios.load import Scenario, parse
 
 @dataclasses.dataclass(frozen=True)
 class Replay:
-    """What a run left behind for comparison. ``checkpoints``: (events so far, digest)."""
+    """What a run left behind for comparison. ``checkpoints``: (events so far, digest).
+
+    ``reason`` and ``detail``: how it ended, as run.finished says it.
+    """
 
     seed: int
     digest: str
     events: int
     checkpoints: tuple[tuple[int, str], ...]
+    reason: str
+    detail: str
 
 
 def replay(
@@ -69,7 +74,7 @@ def replay(
     # A component may print; stdout is for results.
     with stage, contextlib.redirect_stdout(sys.stderr), _collecting() if collect else contextlib.nullcontext():
         result = stage.run()
-    return Replay(seed, result.digest, result.events, tuple(checkpoints))
+    return Replay(seed, result.digest, result.events, tuple(checkpoints), result.reason, result.detail)
 
 
 def _tracer(spool: BinaryIO) -> Callable[[int, Any, Any], None]:
@@ -120,7 +125,7 @@ def main() -> None:
     for seed in request["seeds"]:
         with contextlib.ExitStack() as stack:
             spool = stack.enter_context(open(request["spool"], "wb")) if request["spool"] else None
-            done = replay(scenario, seed, collect=request["collect"], spool=spool)
+            done = replay(scenario, seed, spool=spool, **request["options"])
         print(json.dumps(dataclasses.asdict(done)), flush=True)
 
 

@@ -22,6 +22,16 @@ class HashOrderGateway(Gateway):
             await asyncio.sleep(0.001 * ord(name[0]) ** 2 % 0.0137)
 
 
+class DrawnHashOrderGateway(HashOrderGateway):
+    """The same, but only where orders and delays are drawn from the seed. It may know: it is a defect of a test."""
+
+    async def start(self) -> None:
+        if asyncio.get_running_loop()._kernel.explore is None:  # type: ignore[attr-defined]  # of the simulated loop
+            await Gateway.start(self)
+        else:
+            await super().start()
+
+
 class LeakyGateway(Gateway):
     """Keeps a count at class level, so that a run depends on those before it."""
 

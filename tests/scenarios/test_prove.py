@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gc
 import io
+import json
 import os
 import pathlib
+import re
 import signal
 import subprocess
 import sys
@@ -19,7 +21,7 @@ from scenarios.load import Scenario
 from scenarios.prove import OtherProcess, first_difference, prove_scenario
 from scenarios.replay import replay
 from tests.scenarios import components
-from tests.scenarios.conftest import ROOT
+from tests.scenarios.conftest import ROOT, Command, component_of
 
 Make = Callable[..., Scenario]
 
@@ -27,7 +29,8 @@ Make = Callable[..., Scenario]
 def test_a_small_scenario_replays_in_every_way(small: Make) -> None:
     proof = prove_scenario(small(), 5, 2, [sys.executable], lambda line: None)
     assert proof.clean, list(proof.lines())
-    assert len(proof.ways) == 6 and set(proof.ways.values()) == {2}
+    assert len(proof.ways) == 8 and set(proof.ways.values()) == {2}
+    assert sum("drawn" in way for way in proof.ways) == 3 and not proof.unfinished
     assert list(proof.lines())[-1].startswith("PASS: small, seeds 5 to 6")
 
 
@@ -66,6 +69,35 @@ def test_order_by_hash_is_found_in_another_process_and_both_sides_shown(small: M
     one = parted["new process"]
     assert one.where.startswith("first different ") and one.reference != one.other
     assert any(line.startswith("FAIL") for line in proof.lines())
+
+
+def test_what_differs_only_in_the_runs_of_a_sweep_is_found_in_every_new_process(small: Make) -> None:
+    scenario = small("topology.services.chat.components={gateway: 'tests.scenarios.components:DrawnHashOrderGateway'}")
+    proof = prove_scenario(scenario, 5, 1, [sys.executable], lambda line: None)
+    assert proof.result == "fail" and len(proof.divergences) == 3
+    assert all("orders and delays drawn" in one.way for one in proof.divergences)
+    assert {one.way.split(",")[0] for one in proof.divergences} == {"new process", f"interpreter {sys.executable}"}
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (component_of("FallingGateway"), "seed 5: the run did not complete: crash: .*FallingGateway.* did not start"),
+        ("limits.time_limit_s=4", "seed 5: the run did not complete: time_limit: "),
+    ],
+)
+def test_a_run_that_did_not_complete_proves_nothing(small: Make, change: str, said: str) -> None:
+    proof = prove_scenario(small(change), 5, 1, [], lambda line: None)
+    assert (proof.result, proof.clean, proof.divergences) == ("inconclusive", False, [])
+    assert [one.explored for one in proof.unfinished] == [False, True]
+    lines = list(proof.lines())
+    assert lines[-1].startswith("INCONCLUSIVE: small, seeds 5, ") and any(re.search(said, line) for line in lines)
+    assert proof.as_json()["unfinished"][0]["seed"] == 5
+
+
+def test_a_proof_of_runs_that_do_not_complete_exits_with_3(command: Command, small_file: pathlib.Path) -> None:
+    proved = command("prove", small_file, "--set", "limits.time_limit_s=4", "--json")
+    assert proved.returncode == 3 and json.loads(proved.stdout)["result"] == "inconclusive", proved.stderr
 
 
 def test_what_a_run_leaves_at_class_level_is_found_in_one_process(small: Make, monkeypatch: pytest.MonkeyPatch) -> None:
