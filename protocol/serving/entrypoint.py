@@ -201,6 +201,8 @@ class Entrypoint:
                 if gate.incarnation >= self._oldest:
                     self._held[name] = gate.incarnation
                     return gate, lease
+                if not left_s:
+                    raise ReadTimeout(f"{gate.name}/{gate.incarnation} is the past, and what came after it not found")
             except AdmissionTimeout:
                 if waits_s == left_s:
                     total_s = self._config.admission_timeout_s
@@ -217,10 +219,14 @@ class Entrypoint:
             except ActorDied:
                 if not left_s:
                     raise  # else whatever it may have granted has gone with it, and nothing was begun
+            again = gate
             try:
-                self._gate = gate = await backend().lookup(gate.name)
+                again = await backend().lookup(gate.name)
             except NoSuchActor:
+                pass
+            if again == gate:
                 await asyncio.sleep(_LOOK_S)
+            self._gate = gate = again
 
     async def _settle(self, gate: ActorHandle, lease: RequestLease, receipt: SettlementReceipt | None) -> None:
         """Tell the gate until it has heard: the receipt says what is known, and repeating it is harmless."""

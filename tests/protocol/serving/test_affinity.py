@@ -159,3 +159,39 @@ def test_it_follows_the_gateway() -> None:
         assert await router.acquire("x") == "e-0"
 
     run(body)
+
+
+def test_a_retirement_gives_up_the_turns_that_are_under_way_and_waits_until_none_can_be_sent() -> None:
+    async def body(world: FakeBackend) -> None:
+        fleet = await routed(world, 1)
+        handle = fleet.servers[0]
+        calls: list[asyncio.Task[object]] = []
+
+        class Entry:
+            """As a handle that can cancel: the calls are tasks, which one may await and cancel."""
+
+            name, incarnation = "entry-0", 0
+
+            def generate(self, request: object) -> asyncio.Task[object]:
+                calls.append(asyncio.get_running_loop().create_task(handle.generate(request)))
+                return calls[-1]
+
+            def cancel(self, call: asyncio.Task[object]) -> None:
+                asyncio.get_running_loop().call_later(1.0 if answers else 100.0, call.cancel)
+
+        await fleet.router.replace_backends((("e-0", Entry()),))
+        fleet.engines[0].duration_s = 20
+        answers = True
+        first = asyncio.get_running_loop().create_task(fleet.turn("a"))
+        other = asyncio.get_running_loop().create_task(fleet.turn("b"))
+        await asyncio.sleep(1)
+        began = asyncio.get_running_loop().time()
+        await fleet.router.retire_sessions(("a",))
+        assert asyncio.get_running_loop().time() - began == 1.0 and first.done() and not other.done()
+        answers = False
+        error = await raised(fleet.router.retire_sessions(("b",)))
+        assert isinstance(error, ReadTimeout) and "may still be sent" in error.message
+        assert status(await raised(fleet.turn("b"))) == 410  # but it is retired
+        await asyncio.gather(first, other, return_exceptions=True)
+
+    run(body)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from protocol.config import ControllerConfig
+from protocol.config import ControllerConfig, GateConfig
 from protocol.errors import (
     ActorDied,
     BarrierError,
@@ -18,6 +18,7 @@ from protocol.errors import (
     ReadTimeout,
 )
 from protocol.serving.barrier import Member
+from protocol.serving.gate import RequestGate
 from tests.protocol.fake import FakeBackend, run
 from tests.protocol.serving.world import ADMIN, Fleet, fleet_of, raised
 
@@ -265,9 +266,6 @@ def test_a_new_controller_learns_the_epochs_of_the_gates() -> None:
 
 def test_a_gate_that_was_restarted_is_found_again_between_barriers() -> None:
     async def body(world: FakeBackend) -> None:
-        from protocol.config import GateConfig
-        from protocol.serving.gate import RequestGate
-
         fleet = await (await fleet_of(world, 2)).opened()
         fleet.gates[0].dead = True
         await world.spawn(RequestGate, GateConfig(), name="gate-0")
@@ -430,5 +428,208 @@ def test_the_last_entrypoint_is_not_fenced() -> None:
         error = await raised(fleet.controller.fence((("e-0", "x"), ("e-1", "y"))))
         assert isinstance(error, BarrierError) and error.outcome is Outcome.NOT_DONE
         assert len(await fleet.controller.targets()) == 2
+
+    run(body)
+
+
+async def rebuilt(world: FakeBackend, fleet: Fleet, index: int = 0) -> None:
+    """Another incarnation of a gate, born closed."""
+    fleet.gates[index].dead = True
+    fleet.gates[index] = await world.spawn(RequestGate, GateConfig(), name=f"gate-{index}")
+
+
+def test_a_gate_that_was_restarted_is_drained_only_when_its_entrypoint_has_no_turn_from_before() -> None:
+    async def body(world: FakeBackend) -> None:
+        fleet = await (await fleet_of(world, 2)).opened()
+        fleet.engines[0].duration_s = 8
+        turn = fleet.begin("s", 0)
+        await asyncio.sleep(1)
+        await rebuilt(world, fleet)
+        assert not (await fleet.snapshots())[0].active  # it knows nothing of the turn
+        await fleet.controller.closed_gates()  # finds it again before the barrier does
+        publication = asyncio.get_running_loop().create_task(fleet.publisher.publish(1))
+        await asyncio.sleep(4)
+        assert not publication.done() and fleet.engines[0].version == "0"
+        result = await turn
+        assert {span.version for span in result.result.spans} == {"0"} and result.model_step == 0
+        await publication
+        assert (await fleet.turn("t", 0)).model_step == 1 and "quiet" in fleet.stages()
+        await fleet.publisher.publish(2)
+        assert fleet.stages().count("quiet") == 1  # once
+
+    run(body)
+
+
+def test_a_new_controller_asks_behind_a_gate_that_was_never_sealed() -> None:
+    async def body(world: FakeBackend) -> None:
+        fleet = await (await fleet_of(world, 2)).opened()
+        fleet.engines[0].duration_s = 8
+        turn = fleet.begin("s", 0)
+        await asyncio.sleep(1)
+        await rebuilt(world, fleet)
+        members = tuple(Member(e.name, g, s) for e, g, s in zip(fleet.engines, fleet.gates, fleet.servers, strict=True))
+        again = type(fleet.controller.target)(ControllerConfig(), ADMIN, members, fleet.gateway)
+        await again.prepare_pause()
+        assert turn.done()
+
+    run(body)
+
+
+def test_turns_from_before_that_do_not_end_fail_the_preparation_and_not_for_ever() -> None:
+    async def body(world: FakeBackend) -> None:
+        fleet = await (await fleet_of(world, 2)).opened()
+        fleet.engines[0].duration_s = 12
+        turn = fleet.begin("s", 0)
+        await asyncio.sleep(1)
+        await rebuilt(world, fleet)
+        error = await raised(fleet.controller.prepare_pause(5))
+        assert isinstance(error, BarrierError) and "turns left from before gate-0 was restarted" in error.message
+        await turn
+        await fleet.publisher.publish(1)
+        assert all(s.open and s.model_step == 1 for s in await fleet.snapshots())
+
+    run(body)
+
+
+def test_a_gate_that_is_rebuilt_after_a_drain_that_timed_out_lets_the_next_try_pass() -> None:
+    async def body(world: FakeBackend) -> None:
+        fleet = await (await fleet_of(world, 2)).opened()
+        fleet.engines[0].duration_s = 20
+        turn = fleet.begin("s", 0)
+        await asyncio.sleep(1)
+        assert isinstance(await raised(fleet.controller.prepare_pause(5)), BarrierError | GatePoisoned)
+        await raised(fleet.gates[0].drain(2, 0.1))  # the last of it, whose time is up
+        await turn
+        assert isinstance(await raised(fleet.controller.prepare_pause(5)), GatePoisoned)
+        fleet.gates[0].dead = True
+        assert isinstance(await raised(fleet.publisher.publish(1)), BarrierError)  # nobody has restarted it yet
+        await rebuilt(world, fleet)
+        await fleet.publisher.publish(1)
+        assert all(s.open and s.model_step == 1 and s.epoch == 2 for s in await fleet.snapshots())
+
+    run(body)
+
+
+@pytest.mark.parametrize("when", ["updated", "installed", "continued"])
+def test_a_gate_that_is_restarted_past_the_drain_makes_the_next_try_begin_another_epoch(when: str) -> None:
+    async def body(world: FakeBackend) -> None:
+        fleet = await (await fleet_of(world, 2)).opened()
+        await fleet.controller.prepare_pause()
+        for engine in fleet.engines:
+            engine.version = "1"
+        if when == "updated":
+            await rebuilt(world, fleet)
+
+        def cut(kind: str, fields: dict[str, Any]) -> None:
+            if kind == "controller.stage" and fields["stage"] == when:
+                fleet.gates[0].dead = True
+
+        world.on_emit = cut
+        assert isinstance(await raised(fleet.controller.resume_requests(1)), BarrierError)
+        world.on_emit = lambda kind, fields: None
+        if when != "updated":
+            await rebuilt(world, fleet)
+            assert isinstance(await raised(fleet.controller.resume_requests(1)), BarrierError)  # finds it
+        view = await fleet.controller.barrier()
+        assert view is not None and (view.stage, view.epoch) == ("sealing", 2)
+        error = await raised(fleet.controller.resume_requests(1))
+        assert isinstance(error, BarrierError) and "gate-0 was restarted in the barrier of epoch 2" in error.message
+        await fleet.publisher.publish(1)
+        assert all(s.open and s.model_step == 1 and s.epoch == 3 for s in await fleet.snapshots())
+
+    run(body)
+
+
+@pytest.mark.parametrize("stage", ["served", "installed"])
+def test_a_topology_that_changes_during_the_resumption_opens_nothing_and_has_a_way_out(stage: str) -> None:
+    async def body(world: FakeBackend) -> None:
+        fleet = await (await fleet_of(world, 2)).opened()
+        await fleet.controller.prepare_pause()
+        for engine in fleet.engines:
+            engine.version = "1"
+        changes: list[asyncio.Task[None]] = []
+
+        def change(kind: str, fields: dict[str, Any]) -> None:
+            if kind == "controller.stage" and fields["stage"] == stage and not changes:
+                changes.append(asyncio.get_running_loop().create_task(again()))
+
+        async def again() -> None:  # what answers at the address says the same as the one before
+            old = fleet.engines[1]
+            old.alive = False
+            address = await world.engines.launch(old.spec, name=old.name)
+            old.alive = True
+            await fleet.gateway.add_replica(address)
+
+        world.on_emit = change
+        error = await raised(fleet.controller.resume_requests(1))
+        assert isinstance(error, BarrierError) and "the topology changed in the barrier of epoch 2: e-1" in str(error)
+        assert not any(s.open for s in await fleet.snapshots())
+        view = await fleet.controller.barrier()
+        assert view is not None and view.stage == "sealing"
+        await fleet.publisher.publish(1)
+        assert all(s.open and s.epoch == 3 for s in await fleet.snapshots())
+
+    run(body)
+
+
+def test_health_is_held_anew_by_each_call_on_a_barrier() -> None:
+    async def body(world: FakeBackend) -> None:
+        fleet = await (await fleet_of(world, 2)).opened()
+        prober, loop = fleet.prober.target, asyncio.get_running_loop()
+        await fleet.controller.prepare_pause()
+
+        async def held_for(call: Any, own_s: float) -> None:
+            await asyncio.sleep(3_000)
+            assert prober._held_until < loop.time()
+            await asyncio.gather(call(), return_exceptions=True)
+            assert prober._held_until >= loop.time() + own_s
+
+        await held_for(fleet.controller.targets, ADMIN.update_timeout_s)
+        await held_for(lambda: fleet.controller.fence((("e-0", "x"), ("e-1", "y"))), 0)
+        await held_for(lambda: fleet.controller.resume_requests(1, 700), 600)
+
+    run(body, limit_s=20_000)
+
+
+def test_a_prober_that_does_not_answer_ends_a_call_only_where_the_hold_runs_out() -> None:
+    async def body(world: FakeBackend) -> None:
+        fleet = await (await fleet_of(world, 2)).opened()
+        await fleet.controller.prepare_pause()
+        fleet.prober.lose_next = 1
+        assert len(await fleet.controller.targets()) == 2
+        await asyncio.sleep(3_000)
+        fleet.prober.lose_next = 1
+        error = await raised(fleet.controller.targets())
+        assert isinstance(error, BarrierError) and "health cannot be held" in error.message
+
+    run(body)
+
+
+def test_a_native_pause_and_a_barrier_do_not_begin_side_by_side() -> None:
+    async def body(world: FakeBackend) -> None:
+        fleet = await (await fleet_of(world, 2)).opened()
+        before = fleet.posts("/pause_generation")
+        for engine in fleet.engines:
+            engine.duration_s = 5
+        turn = fleet.begin("s", 0)
+        await asyncio.sleep(1)
+        prepared, paused, continued = await asyncio.gather(
+            fleet.controller.prepare_pause(),
+            fleet.controller.pause_generation("abort"),
+            fleet.controller.continue_generation(),
+            return_exceptions=True,
+        )
+        for refused in (paused, continued):
+            assert isinstance(refused, BarrierError) and refused.outcome is Outcome.NOT_DONE
+        assert not isinstance(prepared, BaseException)
+        assert fleet.posts("/pause_generation") == [count + 1 for count in before]
+        assert not any(server.target._aborting for server in fleet.servers)
+        assert (await turn).result.finish_reason == "length"
+        await fleet.controller.resume_requests(0)
+        paused, prepared = await asyncio.gather(
+            fleet.controller.pause_generation("abort"), fleet.controller.prepare_pause(), return_exceptions=True
+        )
+        assert isinstance(prepared, BarrierError) and not isinstance(paused, BaseException)
+        assert await fleet.controller.barrier() is None
 
     run(body)

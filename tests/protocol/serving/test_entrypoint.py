@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from protocol.config import EntrypointConfig
+from protocol.config import EntrypointConfig, GateConfig
 from protocol.errors import (
     ConnectionLost,
     ConnectionRefused,
@@ -16,6 +16,7 @@ from protocol.errors import (
     ReadTimeout,
     SeatrialError,
 )
+from protocol.serving.gate import RequestGate
 from protocol.serving.settlement import RejectionPattern
 from tests.protocol.fake import FakeBackend, run
 from tests.protocol.serving.world import Fleet, fleet_of, raised
@@ -109,6 +110,97 @@ def test_a_lost_reply_of_the_settlement_is_asked_for_again() -> None:
         fleet.gates[0].lose_next = 1
         assert (await turn).model_step == 0
         assert len(world.of("gate.settled")) == 1 and not world.of("gate.poisoned")
+
+    run(body)
+
+
+def test_a_lost_grant_is_asked_for_again_under_the_same_name() -> None:
+    async def body(world: FakeBackend) -> None:
+        fleet = await one(world)
+        fleet.gates[0].lose_next = 1
+        began = asyncio.get_running_loop().time()
+        assert (await fleet.turn("s", 0)).model_step == 0
+        assert asyncio.get_running_loop().time() - began < 11  # not after the whole admission time
+        assert len(world.of("gate.granted")) == len(world.of("gate.settled")) == 1
+        await fleet.publisher.publish(1)  # no lease is left that is nobody's
+
+    run(body)
+
+
+def test_a_gate_that_never_answers_is_told_when_it_does_that_nothing_was_sent() -> None:
+    async def body(world: FakeBackend) -> None:
+        fleet = await one(world)
+        fleet.gates[0].lose_next = 12  # more than fit into the time for an admission
+        assert isinstance(await raised(fleet.turn("s", 0)), ReadTimeout)
+        fleet.gates[0].lose_next = 0
+        await asyncio.sleep(10)
+        assert world.of("gate.settled", label="failed: never sent", active=0) and not fleet.engines[0].generated
+        await fleet.publisher.publish(1)
+
+    run(body)
+
+
+def test_a_turn_whose_caller_has_gone_while_it_waited_is_never_sent() -> None:
+    async def body(world: FakeBackend) -> None:
+        fleet = await fleet_of(world, 1)
+        for waited_s in (1, 7):  # the second is asked for again meanwhile, and is not
+            turn = fleet.begin("s", 0)
+            await asyncio.sleep(waited_s)
+            turn.cancel()
+        await fleet.opened()
+        await asyncio.sleep(5)
+        assert not fleet.engines[0].generated
+        assert [data["label"] for data in world.of("gate.settled")] in ([], ["failed: never sent"])
+        assert not (await fleet.snapshots())[0].active and not fleet.servers[0].target._held
+        assert not fleet.servers[0].target._left and not fleet.servers[0].target._turns
+
+    run(body)
+
+
+def test_an_entrypoint_is_quiet_when_no_turn_of_an_earlier_gate_is_left() -> None:
+    async def body(world: FakeBackend) -> None:
+        fleet = await one(world)
+        fleet.engines[0].duration_s = 5
+        turn = fleet.begin("s", 0)
+        await asyncio.sleep(1)
+        server = fleet.servers[0]
+        assert await server.quiet(fleet.gates[0].incarnation)
+        fleet.gates[0].dead = True
+        new = await world.spawn(RequestGate, GateConfig(), name="gate-0")
+        assert new.incarnation > fleet.gates[0].incarnation and not await server.quiet(new.incarnation)
+        await turn
+        assert await server.quiet(new.incarnation)
+
+    run(body)
+
+
+def test_an_unknown_end_under_a_dead_gate_is_for_the_next_one_to_know() -> None:
+    async def body(world: FakeBackend) -> None:
+        fleet = await one(world)
+        fleet.engines[0].duration_s = 50  # more than the forward may take
+        turn = fleet.begin("s", 0)
+        await asyncio.sleep(1)
+        fleet.gates[0].dead = True
+        assert isinstance((await asyncio.gather(turn, return_exceptions=True))[0], ReadTimeout)
+        assert not await fleet.servers[0].quiet(1)  # nobody has heard of it yet
+        new = await world.spawn(RequestGate, GateConfig(), name="gate-0")
+        await asyncio.sleep(1)
+        assert await fleet.servers[0].quiet(1) and (await new.snapshot()).failures
+        assert isinstance(await raised(fleet.publisher.publish(1)), GatePoisoned)
+
+    run(body)
+
+
+def test_a_grant_of_an_earlier_gate_begins_nothing_once_the_entrypoint_is_quiet() -> None:
+    async def body(world: FakeBackend) -> None:
+        fleet = await one(world)
+        assert await fleet.servers[0].quiet(1)
+        turn = fleet.begin("s", 0)  # the old gate grants it: its answer was under way when it died, say
+        await asyncio.sleep(1)
+        assert not turn.done() and not fleet.engines[0].generated
+        fleet.gates[0].dead = True
+        await world.spawn(RequestGate, GateConfig(initially_closed=False, initial_model_step=7), name="gate-0")
+        assert (await turn).model_step == 7
 
     run(body)
 
