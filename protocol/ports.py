@@ -258,12 +258,18 @@ class Engines(Protocol):
     ) -> EngineAddress:
         """Start the process and return its address at once; it answers /ready with 503 until it has loaded.
 
-        Raises NameTaken when a living engine has the name. The incarnation rises with every launch of a name.
+        Raises NameTaken (not done) when a living engine has the name, or one that is being started; PlacementError (not
+        done); SpawnFailed (unknown) when its node is lost before it has answered. The incarnation rises with every
+        launch of a name.
         """
         ...
 
     async def alive(self, name: str) -> bool:
-        """Whether the process exists (a wedged or stopped one does). What a process supervisor knows, no more."""
+        """Whether the process exists (a wedged or stopped one does). What a process supervisor knows, no more.
+
+        One on a node that has fallen silent does until that node is declared dead, and then does not, though it may
+        act on there as a zombie, beside a later one of its name.
+        """
         ...
 
     async def terminate(self, name: str) -> None:
