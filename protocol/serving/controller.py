@@ -9,8 +9,8 @@ A publication is one barrier over every entrypoint:
 
 A gate knows only what this incarnation of it has granted: one that was restarted counts as drained when its entrypoint
 has no turn left from before. A barrier in which one is restarted after the drain, or whose topology changes, cannot be
-completed; the next prepare_pause begins another epoch over who is there then. Health is held while there is a barrier,
-by each of these calls anew.
+completed; the next prepare_pause begins another epoch over who is there then. Health is held while there is a barrier:
+by each of these calls anew, and in between.
 
 Each of the two has one deadline, looked at before every stage. Whatever fails is raised, the barrier stays, and gates
 stay closed. A reopening over many entrypoints is not atomic: some gates may be open when it fails. Each of those has
@@ -70,16 +70,20 @@ class RolloutController(Stages):
         """Entrypoints out of service since the last publication: its epoch and version."""
         self._held_until = 0.0
         """Health is held for this barrier at least so long."""
+        self._holding: asyncio.Task[None] | None = None
         self._rejoining: asyncio.Task[None] | None = None
         self._rejoin_lock = asyncio.Lock()
 
     async def start(self) -> None:
         if self._config.fence:
             self._rejoining = backend().periodic(self._config.rejoin_interval_s, self._rejoin, name="rejoin")
+        if self._prober is not None:
+            self._holding = backend().periodic(self._longest_s / 3, self._hold_on, name="hold")
 
     async def stop(self) -> None:
-        if self._rejoining is not None:
-            self._rejoining.cancel()
+        for task in (self._rejoining, self._holding):
+            if task is not None:
+                task.cancel()
 
     # --- topology ---
 
@@ -387,20 +391,33 @@ class RolloutController(Stages):
 
         await self._stage("flagged", tuple(self._members.values()), one)
 
+    @property
+    def _longest_s(self) -> float:
+        """How long a barrier may take whose first try succeeds."""
+        config = self._config
+        return config.prepare_timeout_s + self._admin.update_timeout_s + config.resume_timeout_s
+
     async def _keep_hold(self, own_s: float) -> None:
         """Hold health for a call that may take so long, and for whatever of the barrier comes after it.
 
-        Raises BarrierError, *not done*, when that cannot be said to whom it may concern, and what was held runs out.
+        Raises BarrierError, *not done*, when the prober does not hear of it, and what was held runs out in that time.
         """
-        config, now = self._config, loop_time()
-        for_s = own_s + config.prepare_timeout_s + self._admin.update_timeout_s + config.resume_timeout_s
+        now = loop_time()
         try:
-            await self._hold(for_s)
+            await self._hold(own_s + self._longest_s)
         except BarrierError:
             if self._held_until < now + own_s:
                 raise
             return
-        self._held_until = now + for_s
+        self._held_until = now + own_s + self._longest_s
+
+    async def _hold_on(self) -> None:
+        """Between two calls on a barrier, whose caller may be a while: nobody may replace what is paused on purpose."""
+        if self._barrier is not None:
+            with contextlib.suppress(BarrierError):
+                await self._keep_hold(0.0)
+                if self._barrier is None:
+                    await self._release()  # it has ended meanwhile, and the prober has heard of that first
 
     async def _hold(self, for_s: float) -> None:
         if self._prober is not None:
