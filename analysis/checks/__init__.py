@@ -12,6 +12,7 @@ from analysis.checks.autoscaler import (
     AutoscalerSustained,
     NoBlindScaleIn,
 )
+from analysis.checks.barriers import HealthHoldsInABarrier, LeasesAddUp, OneBarrier, VersionsNeverGoBack
 from analysis.checks.base import Check, CheckResult
 from analysis.checks.claims import GatewayCounts
 from analysis.checks.engine_surprises import (
@@ -157,6 +158,10 @@ INVARIANTS: tuple[type[Check], ...] = (
     OnlyGenerationsAreTouched,
     SessionsAreReleased,
     GatewayCounts,
+    HealthHoldsInABarrier,
+    OneBarrier,
+    LeasesAddUp,
+    VersionsNeverGoBack,
 )
 
 __all__ = ["INVARIANTS", "Check", "CheckResult", "Ledger"]

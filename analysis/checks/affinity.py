@@ -11,10 +11,16 @@ from analysis.order import parse_cause
 from protocol.evidence import Event
 
 _RETIRED_KEPT = 65_536
+_OVER_KEPT = 4_096
 
 
 class OneBackendASession(Check):
-    """The requests of a session reach one backend, and after its retirement none (A-I1, A-I2, A-I5)."""
+    """The requests of a session reach one backend, and after its retirement none (A-I1, A-I2, A-I5).
+
+    A turn that its agent has given up may reach a backend late. It must not have been sent there after the agent had
+    retired the session, which may be served anew elsewhere by then. Kills: turns that wait at a gate and are sent when
+    nobody waits for them any more.
+    """
 
     name = "one_backend_a_session"
     expected = "one replica for each session, across publications; none once it is retired"
@@ -24,6 +30,7 @@ class OneBackendASession(Check):
     def __init__(self, ledger: Ledger) -> None:
         super().__init__(ledger)
         self._turns: dict[str, str] = {}  # open turn -> session
+        self._over: OrderedDict[str, str] = OrderedDict()  # the latest turns that are over for their agents
         self._bound: dict[str, Event] = {}  # session -> first acceptance
         self._retired: OrderedDict[str, Event] = OrderedDict()  # the latest ones
 
@@ -40,12 +47,24 @@ class OneBackendASession(Check):
         self._turns[event.data["request"]] = event.data["session"]
 
     def _on_done(self, event: Event) -> None:
-        self._turns.pop(event.data["request"], None)
+        request = event.data["request"]
+        session = self._turns.pop(request, None)
+        if session is not None and event.data["outcome"] != "done":
+            self._over[request] = session
+            if len(self._over) > _OVER_KEPT:
+                self._over.popitem(last=False)
 
     def _on_accepted(self, event: Event) -> None:
-        session = self._turns.get(event.data["request"])
+        request = event.data["request"]
+        session = self._turns.get(request)
         if session is None:
-            return
+            session = self._over.get(request)
+            if session is None:
+                return
+            if session in self._retired:
+                self._on_given_up(event, session)
+            if session not in self._bound:
+                return  # its episode is over
         self.judged += 1
         first = self._bound.setdefault(session, event)
         if first.actor != event.actor:
@@ -54,6 +73,25 @@ class OneBackendASession(Check):
                 first.seq,
                 event.seq,
             )
+
+    def _on_given_up(self, event: Event, session: str) -> None:
+        """Judge a turn that comes to a backend when its session is retired: it may have been under way by then."""
+        self.judged += 1
+        retired = self._retired[session]
+        text = f"session {session} is retired, and its turn {event.data['request']} "
+        sent = None
+        if event.cause is not None:
+            (actor, inc), number = parse_cause(event.cause)
+            sends = self.ledger.open_calls.values()
+            sent = next((one for one in sends if (one.actor, one.inc, one.n) == (actor, inc, number)), None)
+        if sent is None:
+            self.doubt(f"{text}came to {event.actor}; who sent it, and when, is not seen", retired.seq, event.seq)
+            return
+        order = self.ledger.order.compare(retired, sent)
+        if order == "before":
+            self.violation(f"{text}was sent to {event.actor} after that", retired.seq, sent.seq, event.seq)
+        elif order == "unordered":
+            self.doubt(f"{text}came to {event.actor}; the clocks cannot tell", retired.seq, sent.seq, event.seq)
 
     def _on_ended(self, event: Event) -> None:
         self._bound.pop(event.data["session"], None)

@@ -108,6 +108,10 @@ class PublicationOrder(Check):
         if method == "seal":
             if cycle is None or place.gate in cycle.at["reopen"]:
                 self._cycles[place.service] = _Cycle()  # some were left out of the one before, to its end
+            else:
+                for stage in cycle.at.values():
+                    stage.pop(place.gate, None)  # it is prepared again, and all that comes after it is to be done again
+                cycle.installs.pop(place.gate, None)
         elif cycle is not None:
             if method == "install_version":
                 self._after(event, place, cycle, "drain")

@@ -1,0 +1,325 @@
+"""What gates count and stamp, and who may do what while a barrier exists (serving.md 2.6, 3.4)."""
+
+from __future__ import annotations
+
+from analysis.checks.base import Check, Handler
+from analysis.checks.ledger import Ledger, Process
+from analysis.checks.publishing_views import Fleet, GateCalls
+from protocol.evidence import Event
+
+_ROUTES = ("set_routable", "recover")
+"""What health does to the active set: it routes around a replica or to it, or has it replaced."""
+_PAUSES = ("/pause_generation", "set_aborting")
+
+
+class HealthHoldsInABarrier(Check):
+    """From the first seal to the reopening health changes nothing: it routes nobody away and replaces nobody (C-I4).
+
+    Health is whoever asks the gateway of the service for its view, or was told to hold. One that cannot be told, since
+    its answer to the latest hold has not come or its process is a new one, is excused until it has answered.
+
+    Kills: a hold that is set once and runs out while resumptions are tried again, and none at all (C-9).
+    """
+
+    name = "health_holds_in_a_barrier"
+    expected = "between seal and reopening no health action changes the active set"
+    needs = ("publication.asked",)
+    joins_at = ("publishing.deployed",)
+
+    def __init__(self, ledger: Ledger) -> None:
+        super().__init__(ledger)
+        self._fleet = Fleet()
+        self._calls = GateCalls(self._fleet)
+        self._gateways: dict[str, str] = {}  # gateway -> controller
+        self._probers: dict[str, str] = {}  # health -> controller
+        self._barriers: dict[str, Event] = {}  # controller -> first seal of the barrier that exists
+        self._holds: dict[int, str] = {}  # call under way -> controller
+        self._untold: dict[str, None] = {}  # controllers whose latest hold health may not have heard of
+        self._resuming: dict[int, str] = {}
+        self._excused = 0
+
+    def handlers(self) -> dict[str, Handler]:
+        return {
+            "publishing.deployed": self._fleet.deployed,
+            "call.sent": self._on_sent,
+            "call.done": self._on_done,
+            "actor.died": self._on_died,
+        }
+
+    def wants_call(self, method: str) -> bool:
+        return method in ("seal", "roster", "health_view", "hold", "resume", "resume_requests") or method in _ROUTES
+
+    def _on_sent(self, event: Event) -> None:
+        method, target = event.data["method"], event.data["target"]
+        if event.actor in self._fleet.controllers:
+            if method == "seal":
+                self._calls.sent(event)
+            elif method == "roster":
+                self._gateways[target] = event.actor
+            elif method == "hold":
+                self._probers[target] = event.actor
+                self._holds[event.data["call"]] = event.actor
+                self._untold[event.actor] = None
+            elif method == "resume":
+                self._barriers.pop(event.actor, None)
+        elif method == "health_view":
+            if target in self._gateways:
+                self._probers[event.actor] = self._gateways[target]
+        elif method == "resume_requests":
+            self._resuming[event.data["call"]] = target
+        elif method in _ROUTES and event.actor in self._probers:
+            self._judge(event, self._probers[event.actor])
+
+    def _judge(self, event: Event, controller: str) -> None:
+        sealed = self._barriers.get(controller)
+        if sealed is None:
+            return
+        if controller in self._untold:
+            self._excused += 1
+            return
+        text = f"{event.actor} sent {event.data['method']} to {event.data['target']} in a barrier of {controller}"
+        if self.ledger.order.compare(sealed, event) == "before":
+            self.violation(text, sealed.seq, event.seq)
+        else:
+            self.doubt(f"{text}; the clocks cannot tell", sealed.seq, event.seq)
+
+    def _on_done(self, event: Event) -> None:
+        call, done = event.data["call"], event.data["outcome"] == "done"
+        found = self._calls.done(event)
+        if found is not None:
+            if done and event.actor not in self._barriers:
+                self.judged += 1
+                self._barriers[event.actor] = event
+        elif (controller := self._holds.pop(call, None)) is not None:
+            if done:
+                self._untold.pop(controller, None)
+        elif (controller := self._resuming.pop(call, None)) is not None and done:
+            self._barriers.pop(controller, None)
+
+    def _on_died(self, event: Event) -> None:
+        self._barriers.pop(event.actor, None)
+        if event.actor in self._probers:
+            self._untold[self._probers[event.actor]] = None
+
+    def observed(self) -> str:
+        return f"{self.judged} barriers, {self.violations} health actions in one, {self._excused} of health not told"
+
+
+class OneBarrier(Check):
+    """At most one barrier at a time, and nobody pauses natively in it (C-I5).
+
+    What was prepared is resumed before anything else is prepared, unless a call on it failed, or a gate or backend of
+    it has died: then it may begin anew. Kills: a native pause that begins beside a barrier and lands in it (C-8), and
+    a second preparation that is not refused.
+    """
+
+    name = "one_barrier"
+    expected = "one barrier at a time, and no native pause in it"
+    needs = ("publication.asked",)
+    joins_at = ("publishing.deployed",)
+
+    def __init__(self, ledger: Ledger) -> None:
+        super().__init__(ledger)
+        self._fleet = Fleet()
+        self._open: dict[int, tuple[str, str]] = {}  # call -> controller, method
+        self._native: dict[str, Event] = {}  # cause of what a native pause does -> its call
+        self._sealed: dict[str, Event] = {}  # controller -> first seal of its barrier
+        self._prepared: dict[str, Event] = {}  # controller -> end of the preparation
+
+    def handlers(self) -> dict[str, Handler]:
+        return {
+            "publishing.deployed": self._fleet.deployed,
+            "call.sent": self._on_sent,
+            "call.done": self._on_done,
+            "actor.died": self._on_died,
+        }
+
+    def wants_call(self, method: str) -> bool:
+        return method in _PAUSES or method in (
+            "prepare_pause", "targets", "fence", "resume_requests", "pause_generation", "seal",
+        )  # fmt: skip
+
+    def _on_sent(self, event: Event) -> None:
+        method, target = event.data["method"], event.data["target"]
+        if event.actor in self._fleet.controllers:
+            if method == "seal":
+                self._sealed.setdefault(event.actor, event)
+            elif method in _PAUSES and event.cause in self._native:
+                self._judge_pause(event, self._native[event.cause])
+        elif target in self._fleet.controllers:
+            if method == "pause_generation":
+                self._native[f"{event.actor}/{event.inc}/{event.n}"] = event
+            else:
+                self._open[event.data["call"]] = (target, method)
+
+    def _judge_pause(self, event: Event, asked: Event) -> None:
+        self.judged += 1
+        sealed = self._sealed.get(event.actor)
+        if sealed is not None:  # both by one process
+            text = (
+                f"{event.actor} sent {event.data['method']} to {event.data['target']} for a native pause, in a barrier"
+            )
+            self.violation(text, asked.seq, sealed.seq, event.seq)
+
+    def _on_done(self, event: Event) -> None:
+        controller, method = self._open.pop(event.data["call"], ("", ""))
+        if not controller:
+            return
+        done = event.data["outcome"] == "done"
+        if method == "prepare_pause" and done:
+            self.judged += 1
+            before = self._prepared.get(controller)
+            if before is not None:
+                text = f"a barrier of {controller} was prepared while another one was, which nobody had resumed"
+                self.violation(text, before.seq, event.seq)
+            self._prepared[controller] = event
+        elif method == "resume_requests":
+            self._prepared.pop(controller, None)
+            if done:
+                self._sealed.pop(controller, None)
+        elif not done:
+            self._prepared.pop(controller, None)
+
+    def _on_died(self, event: Event) -> None:
+        self._sealed.pop(event.actor, None)
+        self._prepared.pop(event.actor, None)
+        place = self._fleet.by_gate.get(event.actor) or self._fleet.by_replica.get(event.actor)
+        if place is not None:
+            for controller, deployed in self._fleet.controllers.items():
+                if deployed.data["service"] == place.service:
+                    self._prepared.pop(controller, None)
+
+    def observed(self) -> str:
+        return f"{self.judged} preparations and steps of native pauses, {self.violations} beside a barrier"
+
+
+class LeasesAddUp(Check):
+    """Grants are settlements, poison and what is active, on every gate at any time, and at the end none is (G-I4).
+
+    A gate says how many leases it has with each grant and settlement. When everything is over, a lease that a living
+    gate has still is nobody's, unless the gate is poisoned, or an entrypoint has died and taken its turns with it.
+
+    Kills: a lease whose grant was lost and never asked for again, waiters that are counted (G-3), leases that leak
+    (G-4).
+    """
+
+    name = "leases_add_up"
+    expected = "grants = settlements + active, and none is active in the end"
+    needs = ("gate.granted",)
+    joins_at = ("publishing.deployed",)
+
+    def __init__(self, ledger: Ledger) -> None:
+        super().__init__(ledger)
+        self._fleet = Fleet()
+        self._active: dict[Process, dict[str, Event]] = {}
+        self._excused: dict[str, None] = {}  # gates that are poisoned, or whose entrypoints have died
+
+    def handlers(self) -> dict[str, Handler]:
+        return {
+            "publishing.deployed": self._fleet.deployed,
+            "gate.granted": self._on_granted,
+            "gate.settled": self._on_settled,
+            "gate.poisoned": self._on_poisoned,
+            "actor.died": self._on_died,
+        }
+
+    def _on_granted(self, event: Event) -> None:
+        active = self._active.setdefault((event.actor, event.inc), {})
+        self.judged += 1
+        lease = event.data["lease"]
+        if lease in active:
+            self.violation(f"{event.actor} granted {lease} twice", active[lease].seq, event.seq)
+        active[lease] = event
+        self._count(event, active)
+
+    def _on_settled(self, event: Event) -> None:
+        active = self._active.setdefault((event.actor, event.inc), {})
+        if active.pop(event.data["lease"], None) is None:
+            self.violation(f"{event.actor} settled {event.data['lease']}, which it had not granted", event.seq)
+        self._count(event, active)
+
+    def _count(self, event: Event, active: dict[str, Event]) -> None:
+        if event.data["active"] != len(active):
+            text = f"{event.actor} has {event.data['active']} active leases; {len(active)} were granted and not settled"
+            self.violation(text, event.seq)
+
+    def _on_poisoned(self, event: Event) -> None:
+        self._excused[event.actor] = None
+
+    def _on_died(self, event: Event) -> None:
+        self._active.pop((event.actor, event.inc), None)
+        place = self._fleet.by_entrypoint.get(event.actor)
+        if place is not None:
+            self._excused[place.gate] = None
+
+    def conclude(self) -> None:
+        if not self.ledger.completed:
+            return
+        for (gate, _), active in self._active.items():
+            if active and gate not in self._excused:
+                lease, granted = next(iter(active.items()))
+                self.violation(f"all is over, and {gate} has {len(active)} active leases, {lease} first", granted.seq)
+
+    def observed(self) -> str:
+        left = sum(map(len, self._active.values()))
+        return f"{self.judged} grants, {left} active in the end, {self.violations} that do not add up"
+
+
+class VersionsNeverGoBack(Check):
+    """The versions that a gate grants never go back, and change only by an installation after a drain (G-I5).
+
+    Over all its incarnations: one that is restarted grants nothing of what it was born with. Kills: an older version
+    that is installed, an installation that is not waited for (G-9), a gate that is born open (G-13).
+    """
+
+    name = "versions_never_go_back"
+    expected = "versions of grants do not decrease, and change only between a drain and a reopening"
+    needs = ("gate.granted",)
+    joins_at = ("publishing.deployed",)
+
+    def __init__(self, ledger: Ledger) -> None:
+        super().__init__(ledger)
+        self._fleet = Fleet()
+        self._calls = GateCalls(self._fleet)
+        self._latest: dict[str, Event] = {}  # gate -> first grant of the version that it grants
+        self._drained: dict[str, Event] = {}
+        self._installing: dict[str, Event] = {}
+
+    def handlers(self) -> dict[str, Handler]:
+        return {
+            "publishing.deployed": self._fleet.deployed,
+            "gate.granted": self._on_granted,
+            "call.sent": self._on_sent,
+            "call.done": self._on_done,
+        }
+
+    def wants_call(self, method: str) -> bool:
+        return method in ("drain", "install_version")
+
+    def _on_sent(self, event: Event) -> None:
+        place = self._calls.sent(event)
+        if place is not None and event.data["method"] == "install_version" and place.gate in self._drained:
+            self._installing[place.gate] = event
+
+    def _on_done(self, event: Event) -> None:
+        found = self._calls.done(event)
+        if found is not None and found[0].data["method"] == "drain" and event.data["outcome"] == "done":
+            self._drained[found[1].gate] = event
+
+    def _on_granted(self, event: Event) -> None:
+        gate, step = event.actor, event.data["model_step"]
+        self.judged += 1
+        latest = self._latest.get(gate)
+        if latest is not None and latest.data["model_step"] == step:
+            return
+        if latest is not None and step < latest.data["model_step"]:
+            text = f"{gate} granted version {step} after {latest.data['model_step']}"
+            self.violation(text, latest.seq, event.seq)
+        elif gate not in self._installing:
+            self.violation(f"{gate} granted version {step}, which nobody had installed after a drain", event.seq)
+        self._latest[gate] = event
+        self._drained.pop(gate, None)
+        self._installing.pop(gate, None)
+
+    def observed(self) -> str:
+        return f"{self.judged} grants, {self.violations} of a version that went back or was not installed"
