@@ -11,6 +11,7 @@ import dataclasses
 import enum
 import types
 import typing
+import urllib.parse
 from typing import Any, TypeVar, dataclass_transform
 
 T = TypeVar("T")
@@ -168,6 +169,11 @@ class RawRequest:
     def path(self) -> str:
         """``target`` without its query."""
         return self.target.partition("?")[0]
+
+    @property
+    def route(self) -> str:
+        """The path as servers read it: %-escapes decoded, no slash at the end (they redirect to the one without)."""
+        return urllib.parse.unquote(self.path).rstrip("/")
 
     def header(self, name: str, default: str = "") -> str:
         """The first value of a header, named in lower case."""

@@ -115,6 +115,10 @@ class PrefixTree(Generic[V]):
         child = node.next(text, 0)
         return None if child is None else (child.edge, child.value)
 
+    def reach(self, text: str) -> int:
+        """How much of ``text`` a walk covers: what is inserted at ``text`` hangs below the node that ends there."""
+        return self._walk(text)[1]
+
     def items(self) -> Iterator[tuple[str, V]]:
         """Every key with a value, a node before its children, children in the order of their insertion."""
         stack: list[tuple[str, _Node[V]]] = [("", self._root)]

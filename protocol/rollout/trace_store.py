@@ -44,8 +44,9 @@ class RolloutTraceStore:
         Raises:
             ObjectFreed, ObjectLost (*not done*): an expert reference leads to nothing.
             TraceConflict (*not done*): another content stands at one of the keys, ``prefix`` is not stored, an edge
-                that is there already would cut a segment in two, a segment has no text, or some segments of the
-                conversation have experts and others none.
+                that is there already would cut a segment in two, a stored segment beside them ends in the new
+                ones, a segment has no text, or some segments of the conversation have
+                experts and others none.
         """
         session = str(session_id)
         borrowed: list[ObjectRef] = []
@@ -104,6 +105,12 @@ class RolloutTraceStore:
                     f"session {session}: another segment stands at the key of {len(key)} characters "
                     f"(they differ in {_difference(there[1], segment)})"
                 )
+        kept = len(new[0][0]) - len(new[0][1].text) if new else len(key)
+        if tree is not None and tree.reach(key) != kept:
+            raise TraceConflict(
+                f"session {session}: a stored segment that begins after fewer than {kept} characters, or there, ends "
+                "in the new ones: they would be read as its continuation"
+            )
         return new
 
     async def search(self, session_id: str, text: str) -> TraceMatch:

@@ -152,6 +152,7 @@ class ProxyRegistrations:
             "messages": [message],
             "max_tokens": _PROBE_TOKENS,
             "temperature": 0,
+            "return_token_ids": False,  # as an evaluation: a session server records no trace, for nobody would own it
         }
         timeout_s = self._config.probe_timeout_s
         try:

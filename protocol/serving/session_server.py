@@ -82,7 +82,7 @@ class SessionServer(Entrypoint):
 
     def _generates(self, request: RawRequest) -> NativeFormat | None:
         """The format of a generation; None for every other call."""
-        return generation_of(request.method, request.path)
+        return generation_of(request.method, request.route)
 
     def _served(self, serving: asyncio.Task[None]) -> None:
         del self._serving[serving]
@@ -90,7 +90,7 @@ class SessionServer(Entrypoint):
             serving.exception()  # the client has been told
 
     async def _serve(self, request: RawRequest, out: Downstream) -> None:
-        path = request.path
+        path = request.route
         form = format_of(path)
         try:
             generation = self._generates(request)
@@ -156,6 +156,8 @@ class SessionServer(Entrypoint):
             out.fail(form, 400, f"a generation here must carry a {SESSION}")
         elif gated and body.get("stream") and not self._settings.gated_streams:
             out.fail(form, 400, "a generation here must not be streamed")
+        elif _is_traced(body) and body.get("n") not in (None, 1):  # which of them goes into the transcript?
+            out.fail(form, 400, f"a turn of a session has one answer: leave n={json.dumps(body['n'])[:20]} out")
         else:
             await self._admitted(request, form, out, body, "" if session is None else str(session))
 
@@ -212,14 +214,13 @@ class SessionServer(Entrypoint):
     def _turn_of(
         self, request: RawRequest, form: NativeFormat, body: dict[str, Any], session: str, lease: RequestLease | None
     ) -> Turn:
-        traced = bool(session) and isinstance(body.get("messages"), list) and body.get("return_token_ids") is not False
         turn = Turn(
             form.name,
             request.path,
             dict(body),
             session,
             bool(body.get("stream")),
-            traced,
+            _is_traced(body),
             "" if lease is None else lease.request_id,
             -1 if lease is None else lease.model_step,
             self._ask,
@@ -252,3 +253,9 @@ class SessionServer(Entrypoint):
         if head.status != 200 or answer is None:
             raise HookFailed(f"{route} of the backend answered {head.status}: {raw[:100].decode('utf-8', 'replace')}")
         return answer
+
+
+def _is_traced(body: dict[str, Any]) -> bool:
+    """Whether a generation is a turn of a session, to be recorded; an evaluation says that it wants no ids."""
+    session, messages = body.get(SESSION), body.get("messages")
+    return session is not None and isinstance(messages, list) and body.get("return_token_ids") is not False

@@ -156,6 +156,44 @@ def test_an_append_that_is_repeated_is_harmless_and_a_branch_is_kept_beside_the_
     with_store(body)
 
 
+def test_a_segment_beside_a_longer_one_is_not_continued_as_it() -> None:
+    async def body(world: Backend, store: ActorHandle) -> None:
+        await store.append("s", "", (seg("abc", 1),))
+        await store.append("s", "", (seg("ab", 2),))
+        for segments in ((seg("ab", 2), seg("cde", 3)), (seg("ab", 2), seg("cd", 4), seg("e", 5))):
+            with pytest.raises(TraceConflict, match="would be read as its continuation"):
+                await store.append("s", "", segments)
+        with pytest.raises(TraceConflict, match="would be read as its continuation"):
+            await store.append("s", "ab", (seg("cde", 3),))
+        await store.append("s", "ab", (seg("de", 3),))
+        assert (await store.export_training_trace("s", "abde")).token_ids == (2, 3)
+
+    with_store(body)
+
+
+SAID = st.lists(st.tuples(st.integers(0, 5), st.lists(st.text("ab", min_size=1, max_size=4), min_size=1, max_size=3)))
+
+
+@given(SAID)
+@settings(max_examples=200, deadline=None)
+def test_what_is_exported_is_what_was_appended(turns: list[tuple[int, list[str]]]) -> None:
+    """Whatever is refused: the tokens of a stored conversation are those of its own text."""
+
+    async def body(world: Backend, store: ActorHandle) -> None:
+        kept = [""]
+        for which, texts in turns:
+            prefix = kept[which % len(kept)]
+            try:
+                await store.append("s", prefix, tuple(seg(text, *map(ord, text)) for text in texts))
+            except TraceConflict:
+                continue
+            kept.append(prefix + "".join(texts))
+        for key in await store.keys("s"):
+            assert "".join(map(chr, (await store.export_training_trace("s", key)).token_ids)) == key
+
+    with_store(body)
+
+
 def test_two_appends_at_once_are_one_and_a_refusal() -> None:
     """Both have found the same prefix; the one that comes second is refused whole, and its references are let go."""
 

@@ -166,6 +166,7 @@ def test_a_probe_leaves_nothing_behind_however_it_ends() -> None:
         probes = [body for route, body in proxy.posts if route == CHAT]
         assert len(probes) == 3 == len({probe["session_id"] for probe in probes})
         assert (probes[0]["max_tokens"], probes[0]["temperature"]) == (16, 0)
+        assert all(probe["return_token_ids"] is False for probe in probes)  # so nobody records them
         # Each session is retired: a late request of it would bind nothing.
         assert (await fleet.router.snapshot()).tombstones == 3
         proxy.answer = "no JSON"

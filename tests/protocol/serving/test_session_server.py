@@ -251,6 +251,26 @@ def test_other_paths_are_forwarded_as_they_are(path: str) -> None:
     assert counted.data["unasked"] == [], "no session id, and nothing put in"
 
 
+@pytest.mark.parametrize("path", [CHAT[:-1] + "%73", "/v1%2fchat/completions", CHAT + "/", MESSAGES + "/?beta=true"])
+def test_a_generation_is_one_however_its_path_is_written(path: str) -> None:
+    async def body(stage: Stage) -> None:
+        seen = await stage.ask(RawRequest("POST", path, (), b'{"messages": []}'))  # servers decode, and redirect
+        assert seen.status == 400 and b"must carry a session_id" in seen.body
+        assert (await stage.ask(RawRequest("POST", "/v1/response%73"))).status == 501
+
+    assert not staged(body, gated=True).of("engine.prompt")
+
+
+@both
+def test_a_recorded_turn_has_one_answer(path: str) -> None:
+    async def body(stage: Stage) -> None:
+        seen = await stage.ask(turn(path, n=2))
+        assert seen.status == 400 and is_native_error(path, seen.json) and b"n=2" in seen.body
+        assert (await stage.ask(turn(path, n=1))).status == 200
+
+    assert len(staged(body).of("engine.prompt")) == 1
+
+
 @pytest.mark.parametrize("raw", [b"", b"no json", b"[1]", b'{"messages": [], "session_id": true}'])
 def test_a_generation_that_cannot_be_read_is_refused(raw: bytes) -> None:
     async def body(stage: Stage) -> None:
