@@ -158,7 +158,7 @@ class RealStage(FaultPort):
 
     def _note_end(self) -> None:
         self._end.took_s = self.seconds
-        self._end.refused = self.injector.refused
+        self._end.refused = list(self.injector.refused)  # its timers go on while the run is taken down
         self._end.alive = [(card.name, card.incarnation) for card in self._backend.census.living()]
         self.tail.look()
 

@@ -88,6 +88,8 @@ def test_the_stage_counts_and_chooses_replicas_of_other_machines(
     assert [one.detail for one in made.held()] == ["3 requests in chat-1/1"]
     assert [one.detail for one in made.left()] == ["engine chat-1/1 on node-0"]
     made._note_end()
+    made.injector.refused.append("a step that came due while the run was being taken down")
+    assert made._end.refused == []
     # Who is not among these and has no recorded death is taken for crashed.
     assert made._end.alive == [("chat-1", 1), ("driver", 1)] and made._end.took_s == 5.0
 
