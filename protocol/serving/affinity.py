@@ -177,7 +177,10 @@ class SessionAffinityRouter:
         old = self._backends
         self._backends = {}
         for name, handle in backends:
-            kept = old.get(name) or _Backend(name, handle)
+            kept = old.get(name)
+            if kept is None:
+                kept = _Backend(name, handle)
+                kept.assigned = sum(bound == name for bound in self._bindings.values())  # it was here before
             kept.handle = handle
             self._backends[name] = kept
 

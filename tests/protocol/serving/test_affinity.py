@@ -37,6 +37,9 @@ def test_a_session_stays_where_it_is_across_publications() -> None:
         assert status(await raised(fleet.turn("c"))) == 503  # its backend is gone
         await fleet.router.replace_backends(pairs)
         assert (await fleet.turn("c")).result.engine == first["c"]
+        await fleet.router.retire_sessions(("a", "c"))
+        counts = {one.name: one.assigned for one in (await fleet.router.snapshot()).backends}
+        assert counts == {**dict.fromkeys(counts, 1), first["c"]: 0}  # a backend that was away has its bindings still
 
     run(body)
 
