@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import subprocess
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -37,10 +38,20 @@ class Machines(Protocol):
 
 
 @dataclasses.dataclass(slots=True)
+class Slowed:
+    """A process that faults slow down: what it consists of, their percents, and who does it (`real.faults.duty`)."""
+
+    pids: list[int]
+    percents: list[int] = dataclasses.field(default_factory=list)
+    duty: subprocess.Popen[bytes] | None = None
+
+
+@dataclasses.dataclass(slots=True)
 class Site:
     """What faults act on.
 
     ``bandwidth``: nominal bytes per second of the shared storage. ``machines``: None where the cluster is another's.
+    ``slowed``: by the pid of its main process.
     """
 
     backend: RealBackend
@@ -49,6 +60,7 @@ class Site:
     bandwidth: float = 0.0
     machines: Machines | None = None
     stops: Stops = dataclasses.field(default_factory=Stops)
+    slowed: dict[int, Slowed] = dataclasses.field(default_factory=dict)
 
     def node_names(self) -> tuple[str, ...]:
         """Of the nodes that the run began with, the head first."""

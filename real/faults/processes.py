@@ -16,7 +16,7 @@ from protocol.errors import NameTaken
 from protocol.faulting import FaultRefused
 from real.census import ProcessCard
 from real.engines.tree import Part, pid_of, tree_of
-from real.faults.kinds import Fault
+from real.faults.kinds import Fault, Slowed
 
 _DUTY = pathlib.Path(__file__).with_name("duty.py")
 _FREED_WITHIN_S = 30.0
@@ -145,30 +145,48 @@ class RestartEmpty(ProcessFault):
 class Sigstop(ProcessFault):
     def inject(self) -> None:
         self._pids = self.pids()
-        self.record("actor.stopped")
+        if not self.site.stops.held(self.card.pid):
+            self.record("actor.stopped")
         self.site.stops.stop(self._pids)
 
     def heal(self) -> None:
-        if self.still_there():
+        if self.site.stops.held(self.card.pid) == 1 and self.still_there():
             self.record("actor.continued")
         self.site.stops.go_on(self._pids)
 
 
 class Slow(ProcessFault):
+    """Several at once multiply. One duty process works for all of them: two would let the process go on in turn."""
+
     def inject(self) -> None:
-        self._pids = self.pids()
-        self._duty = subprocess.Popen(
-            [sys.executable, "-I", "-S", str(_DUTY), str(self.params["percent"]), *map(str, self._pids)],
-            stdin=subprocess.PIPE,
-        )
-        self.site.stops.duty_begins(self._duty.pid, self._pids)
+        slowed = self.site.slowed.setdefault(self.card.pid, Slowed(self.pids()))
+        slowed.percents.append(self.params["percent"])
+        self._set(slowed)
 
     def heal(self) -> None:
-        self.site.stops.duty_ends(self._duty.pid)
-        assert self._duty.stdin is not None
-        self._duty.stdin.close()
-        self._duty.wait()
-        self.site.stops.stop_again(self._pids)
+        slowed = self.site.slowed[self.card.pid]
+        slowed.percents.remove(self.params["percent"])
+        self._set(slowed)
+        if not slowed.percents:
+            del self.site.slowed[self.card.pid]
+
+    def _set(self, slowed: Slowed) -> None:
+        stops = self.site.stops
+        if slowed.duty is not None:
+            stops.duty_ends(slowed.duty.pid)
+            assert slowed.duty.stdin is not None
+            slowed.duty.stdin.close()
+            slowed.duty.wait()
+            stops.stop_again(slowed.pids)
+            slowed.duty = None
+        if slowed.percents:
+            percent = 100
+            for other in slowed.percents:
+                percent = percent * other // 100
+            slowed.duty = subprocess.Popen(
+                [sys.executable, "-I", "-S", str(_DUTY), str(percent), *map(str, slowed.pids)], stdin=subprocess.PIPE
+            )
+            stops.duty_begins(slowed.duty.pid, slowed.pids)
 
 
 class Wedge(ProcessFault):

@@ -22,6 +22,10 @@ class Stops:
             self._holds[pid] += 1
             _send(pid, signal.SIGSTOP)
 
+    def held(self, pid: int) -> int:
+        """How many faults hold it stopped."""
+        return self._holds[pid]
+
     def go_on(self, pids: list[int]) -> None:
         """Take back one ``stop`` of each."""
         for pid in pids:

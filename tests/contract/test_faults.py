@@ -137,6 +137,25 @@ class TestProcesses:
             own = [event for event in events if event.actor == name]
             assert kinds(own, "actor.stopped", "actor.continued") == ["actor.stopped", "actor.continued"]
 
+    def test_a_process_goes_on_when_the_last_of_its_stops_has_healed(self, world: FaultedArm) -> None:
+        async def body(backend: Any, faults: Faults) -> None:
+            client = await ready_engine(backend)
+            counter = await backend.spawn(Counter, name="counter")
+            for at, duration_s in ((1, 2), (2, 4)):
+                for name in ("engine-0", "counter"):
+                    faults.inject("sigstop", name, for_s=duration_s)
+                await asyncio.sleep(at)
+            answers = [asyncio.ensure_future(_result(call)) for call in (client.get("/ready"), counter.add())]
+            await asyncio.sleep(1)  # the first ones have healed 2 s ago
+            assert not any(answer.done() for answer in answers)
+            async with asyncio.timeout(20):
+                assert (await answers[0])[0] == 200 and await answers[1] == 1
+
+        events = world.run(body)
+        for name in ("engine-0", "counter"):
+            own = [event for event in events if event.actor == name]
+            assert kinds(own, "actor.stopped", "actor.continued") == ["actor.stopped", "actor.continued"]
+
     def test_a_wedge_outlasts_a_stop_that_it_overlaps(self, world: FaultedArm) -> None:
         async def body(backend: Any, faults: Faults) -> None:
             client = await ready_engine(backend)
@@ -167,6 +186,26 @@ class TestProcesses:
             assert 2 < await takes(2) / usual < 10
             slow.heal()
             assert await takes(3) / usual < 2.5
+
+        world.run(body)
+
+    def test_slowness_multiplies_and_ends_one_by_one(self, world: FaultedArm) -> None:
+        async def body(backend: Any, faults: Faults) -> None:
+            loop = asyncio.get_running_loop()
+            client = await ready_engine(backend)
+
+            async def takes(number: int) -> float:
+                began = loop.time()
+                await client.generate(request(number, 300))
+                return loop.time() - began
+
+            usual = await takes(1)
+            much, little = (faults.inject("slow", "engine-0", percent=percent) for percent in (400, 200))
+            assert 5 < await takes(2) / usual < 20
+            faults.repair(little)
+            assert 2 < await takes(3) / usual < 10
+            faults.repair(much)
+            assert await takes(4) / usual < 2.5
 
         world.run(body)
 
