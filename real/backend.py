@@ -33,7 +33,7 @@ from real.handles import RealHandle
 from real.nodes import living_nodes, name_nodes, own_node
 from real.object_store import RayObjects, end_ledger
 from real.placement import RayPlacementGroups, remove_groups_of
-from real.registry import NAMESPACE, REGISTRY, NameRegistry, ProcessIdentity, RunConfig
+from real.registry import NAMESPACE, NameRegistry, ProcessIdentity, RunConfig, registry_name
 from real.spawner import Spawner, spec_of
 from real.storage import FileStorage
 
@@ -59,7 +59,7 @@ class RealBackend:
         self._me = RealHandle(self.caller, identity.name, identity.incarnation, identity.calls, identity.streams)
         self.hosts: type | None = None
         """The class of the actor in this process; None in the driver's."""
-        self._registry = ray.get_actor(REGISTRY, namespace=NAMESPACE)
+        self._registry = ray.get_actor(run.registry, namespace=NAMESPACE)
         self._storage = FileStorage(os.path.join(run.folder, "storage"), self.log)
         self._objects = RayObjects(run.run, f"{identity.name}/{identity.incarnation}", self.log, self.new_id)
         self._groups = RayPlacementGroups(run.run, self.log, self.new_id, GroupNotes(run.folder))
@@ -302,13 +302,14 @@ def run_real(
     nodes = name_nodes()
     clocks = measure_clocks(nodes)
     config = RunConfig(
-        run, folder, time.monotonic_ns(), python_path, engines, nodes, clocks.offsets_ns, clocks.error_ns
+        run, registry_name(), folder, time.monotonic_ns(), python_path, engines, nodes,
+        clocks.offsets_ns, clocks.error_ns,
     )  # fmt: skip
     remote = ray.remote(num_cpus=0, max_restarts=0)(NameRegistry)
     # On the driver's node, which is never lost: a node that is must not take the names of all others with it.
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     registry = remote.options(
-        name=REGISTRY, namespace=NAMESPACE, lifetime="detached", get_if_exists=True, scheduling_strategy=here
+        name=config.registry, namespace=NAMESPACE, lifetime="detached", get_if_exists=True, scheduling_strategy=here
     ).remote()
     registry_pid = ray.get(registry.open.remote(run))
     backend = RealBackend(config, ProcessIdentity(DRIVER, 0, 0))

@@ -15,6 +15,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from typing import Any, Final
 
 from real.warden import MARK, Sweeper
@@ -23,8 +24,11 @@ RAY_VERSION: Final = "2.60"
 _LONGEST_SOCKET: Final = 107  # bytes of a Unix socket's path
 _RAYS_OWN: Final = len("/ray/session_2026-11-29_19-38-14_626265_4194304/sockets/plasma_store.99")
 NICENESS: Final = "RAY_worker_niceness"
+UNHIDDEN: Final = "SPT_NOENV"
+"""Variable: Ray's workers do not write their title over their environment, which would hide the mark in it."""
 _LOGICAL_CPUS: Final = 64  # an actor takes none, but Ray starts no more processes at once than there are
 _OBJECT_STORE_BYTES: Final = 80 * 1024 * 1024  # the least that Ray takes; messages of a run are small
+_RAYS_WORDS: Final = 600  # characters of an error, which may bring the whole log of a worker
 _VITAL: Final = ("gcs_server", "raylet")
 ROOT: Final = pathlib.Path(__file__).resolve().parent.parent
 
@@ -72,7 +76,7 @@ def environment(run: str, folder: str, *, own_cluster: bool) -> dict[str, str]:
         "RAY_TMPDIR": folder,
         "RAY_USAGE_STATS_ENABLED": "0",
         **even,
-        "SPT_NOENV": "1",  # a title that overwrites the environment would hide the mark
+        UNHIDDEN: "1",
         **secret,
     }
 
@@ -216,14 +220,33 @@ def connect(address: str, run: str, packages: list[str]) -> None:
     """
     import ray
 
-    variables = {MARK: run}
+    given: dict[str, Any] = {"env_vars": {MARK: run, UNHIDDEN: "1"}}
+    if packages:  # an empty list is an error where an actor has variables of its own
+        given["py_modules"] = packages
     try:
         ray.init(
             address=address, log_to_driver=False, configure_logging=False, logging_level="ERROR",
-            runtime_env={"env_vars": variables, "py_modules": packages},
+            runtime_env=given,
         )  # fmt: skip
     except Exception as error:
         raise ClusterFailed(f"--ray {address}: no connection: {type(error).__name__}: {error}") from error
+
+
+@contextlib.contextmanager
+def errors_of_ray(address: str) -> Iterator[None]:
+    """What the connected cluster starts for a run does not come up there, or somebody ends it: no bug of the caller's.
+
+    Raises:
+        ClusterFailed: instead of any error of Ray's.
+    """
+    from ray.exceptions import RayError
+
+    try:
+        yield
+    except RayError as error:
+        words = " ".join(str(error).split())[:_RAYS_WORDS]
+        said = f"it starts nothing for this run: {type(error).__name__}: {words}"
+        raise ClusterFailed(f"--ray {address}: {said}") from error
 
 
 def disconnect() -> None:

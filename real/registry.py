@@ -1,4 +1,4 @@
-"""Who carries which name: incarnations, addresses and spawn arguments of every run on this Ray cluster.
+"""Who carries which name: incarnations, addresses and spawn arguments of every run of a driver.
 
 Ray's own named actors are its source of truth for death. This registry adds what they lack: an incarnation that rises
 when a name is used again, and the serialised arguments that a restart needs after the process is gone.
@@ -16,7 +16,11 @@ from real.engines.settings import EngineSettings
 from real.nodes import Named
 
 NAMESPACE = "seatrial"
-REGISTRY = "seatrial-registry"
+
+
+def registry_name() -> str:
+    """Ray name of the calling driver's registry. Each has its own: the end of one must not take it from another."""
+    return f"seatrial-registry-{ray.get_runtime_context().get_job_id()}"
 
 
 def ray_name(run: str, name: str, incarnation: int) -> str:
@@ -28,12 +32,14 @@ def ray_name(run: str, name: str, incarnation: int) -> str:
 class RunConfig:
     """What every process of a run knows.
 
-    ``folder`` takes its evidence; ``started_ns`` is the driver's ``CLOCK_MONOTONIC`` at its start. ``nodes``: names of
-    the nodes that it began with. ``clock_offsets_ns``: node name to how far its machine's clock is ahead of the
-    driver's, where that is another machine; ``clock_error_ns`` bounds the difference of any two that is left then.
+    ``registry``: Ray name of the registry of its processes. ``folder`` takes its evidence; ``started_ns`` is the
+    driver's ``CLOCK_MONOTONIC`` at its start. ``nodes``: names of the nodes that it began with. ``clock_offsets_ns``:
+    node name to how far its machine's clock is ahead of the driver's, where that is another machine;
+    ``clock_error_ns`` bounds the difference of any two that is left then.
     """
 
     run: str
+    registry: str
     folder: str
     started_ns: int
     python_path: tuple[str, ...]
@@ -170,10 +176,6 @@ class NameRegistry:
 
     def spec(self, run: str, name: str, incarnation: int) -> SpawnSpec:
         return self._runs[run].names[name][incarnation - 1].spec
-
-    def runs(self) -> int:
-        """How many runs are open."""
-        return len(self._runs)
 
     def close(self, run: str) -> list[tuple[str, int, str]]:
         """Forget a run; returns (Ray name, pid, node) of what may still be alive."""

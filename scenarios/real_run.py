@@ -196,6 +196,7 @@ def _live(
 
     cluster = None if plan.ray else LocalCluster(run, list(plan.gpus))
     posted: Any = None
+    problems: list[str] = []
     try:
         with interrupts.admitted():
             try:
@@ -218,9 +219,9 @@ def _live(
         if posted is not None:
             from real.guard import relieve
 
-            relieve(posted)
+            problems += relieve(posted)
         disconnect()
-        problems = sweep()
+        problems += sweep()
         if cluster is not None:
             cluster.reap()
     return end, problems
@@ -228,14 +229,15 @@ def _live(
 
 def _connected(plan: RealPlan, run: str, folder: str) -> Any:
     """Connect to the cluster of ``--ray`` and post a guard there. Raises ClusterFailed: it does not suffice."""
-    from real.cluster import ClusterFailed, connect, connected_problem
+    from real.cluster import ClusterFailed, connect, connected_problem, errors_of_ray
     from real.guard import post_guard
 
     connect(plan.ray, run, packages_of(plan.scenario))
     topology = plan.scenario.model.topology
-    if problem := connected_problem(topology.nodes, topology.gpus_per_node, folder):
-        raise ClusterFailed(f"--ray {plan.ray}: {problem}")
-    return post_guard(run)
+    with errors_of_ray(plan.ray):
+        if problem := connected_problem(topology.nodes, topology.gpus_per_node, folder):
+            raise ClusterFailed(f"--ray {plan.ray}: {problem}")
+        return post_guard(run, folder)
 
 
 def packages_of(scenario: Scenario) -> list[str]:

@@ -12,7 +12,6 @@ import os
 import pathlib
 import signal as signals
 import sys
-import tempfile
 import urllib.parse
 from typing import Any, NamedTuple
 
@@ -24,7 +23,7 @@ from protocol.serving.determinism import keeps_prefixes
 from real.census import Census, OwnCard
 from real.engines.front import Front
 from real.engines.kinds import command, environment, own_version, rank_of
-from real.engines.leftovers import Leftovers
+from real.engines.leftovers import Leftovers, new_engine_folder
 from real.engines.served import Served
 from real.engines.settings import EngineSettings
 from real.engines.sockets import FIRST_PRIVATE, reserve
@@ -35,7 +34,7 @@ from real.evidence import ProcessLog
 from real.faults.links import Links
 from real.faults.traffic import FaultyTraffic
 from real.nodes import own_node
-from real.registry import NAMESPACE, REGISTRY, ProcessIdentity, RunConfig
+from real.registry import NAMESPACE, ProcessIdentity, RunConfig
 
 _FIRST_LOOK_S = 0.02
 _LONGEST_LOOK_S = 0.25
@@ -82,7 +81,7 @@ class EngineHost:
         self._log = ProcessLog(
             run.folder, identity.name, identity.incarnation, run.started_ns, run.clock_offset_ns(self._node)
         )
-        self._registry = ray.get_actor(REGISTRY, namespace=NAMESPACE)
+        self._registry = ray.get_actor(run.registry, namespace=NAMESPACE)
         self._address = _own_address()
         self._public = reserve(self._address, settings.first_port)
         self._private = reserve("127.0.0.1", FIRST_PRIVATE)
@@ -193,8 +192,7 @@ class EngineHost:
             )
         log_name = f"{urllib.parse.quote(name, safe='')}-{self._identity.incarnation}.log"
         leftovers = Leftovers(run.folder, name, self._identity.incarnation)
-        # Below the run's temporary folder where it has one. Short: engines keep unix sockets there.
-        temporary = tempfile.mkdtemp(prefix="engine-", dir=os.environ.get("RAY_TMPDIR"))
+        temporary = new_engine_folder(run.run, run.folder)
         leftovers.add(temporary)
         line = command(self._settings, spec, weights, name=name, port=self._private.port, temporary=temporary)
         self._private.bound.close()  # the engine is about to bind it; the reservation stays

@@ -1,13 +1,16 @@
 """What an engine leaves on its machine when its host is killed before it can clear up, written down beforehand.
 
-The standard library alone: the warden of a run reads it too, when nothing else of the run is left.
+The lists lie in the run's folder and are read at the run's end. Of a driver that was killed they go with that folder;
+so an engine's own folder can be found without them: it lies in the run's, or its name says whose it is.
 """
 
 import contextlib
+import hashlib
 import os
 import pathlib
 import shutil
 import socket
+import tempfile
 import urllib.parse
 
 
@@ -36,7 +39,29 @@ class Leftovers:
 def clear_leftovers(folder: str) -> None:
     """Remove what the engines of a run have left on this machine. Only when none of them lives any more."""
     for listed in sorted(pathlib.Path(folder, "engines").glob("*.leftovers")):
-        _clear(listed)
+        with contextlib.suppress(FileNotFoundError):  # somebody else does the same
+            _clear(listed)
+
+
+def new_engine_folder(run: str, folder: str) -> str:
+    """Make a folder for what an engine keeps while it runs. Its path is short: unix sockets go there (107 bytes).
+
+    Where Ray is the run's own, in the run's folder, which is short enough for Ray's. Else in the temporary folder of
+    the machine: the run's may be a long path, or on another machine's disk.
+    """
+    if os.environ.get("RAY_TMPDIR") == folder:
+        return tempfile.mkdtemp(prefix="engine-", dir=folder)
+    return tempfile.mkdtemp(prefix=_outside(run))
+
+
+def clear_engine_folders(run: str) -> None:
+    """Remove the folders of a run's engines on this machine that lie outside the run's. As ``clear_leftovers``."""
+    for path in pathlib.Path(tempfile.gettempdir()).glob(f"{_outside(run)}*"):
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _outside(run: str) -> str:
+    return f"engine-{hashlib.blake2s(run.encode(), digest_size=5).hexdigest()}-"
 
 
 def _clear(listed: pathlib.Path) -> None:

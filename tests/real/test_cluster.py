@@ -5,12 +5,16 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import pathlib
+import sys
+import tempfile
 import time
 from collections.abc import Callable
 
 import pytest
 
+from analysis.errors import BadInput
 from real.cluster import NICENESS, environment, folder_problem, version_problem
+from real.engines.settings import EngineSettings
 from real.evidence import ProcessLog
 
 
@@ -47,6 +51,36 @@ def test_workers_of_an_own_cluster_lower_themselves_only_where_somebody_asked_fo
     assert NICENESS not in environment("run", "/tmp/x", own_cluster=False)  # the operator's to say
     monkeypatch.setenv(NICENESS, "5")
     assert environment("run", "/tmp/x", own_cluster=True)[NICENESS] == "5"
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize("where", ["real.cluster.connected_problem", "real.guard.post_guard"])
+@pytest.mark.parametrize("error", ["RuntimeEnvSetupError", "ActorDiedError", "GetTimeoutError"])
+def test_a_cluster_of_others_that_starts_nothing_is_one_message(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, where: str, error: str
+) -> None:
+    import ray.exceptions
+
+    from scenarios.load import load
+    from scenarios.real_preflight import RealPlan
+    from scenarios.real_run import run_in_real
+    from scenarios.real_scenario import for_real
+
+    def nothing(*_: object) -> str:
+        return ""
+
+    def fails(*_: object) -> str:
+        raise getattr(ray.exceptions, error)()
+
+    for name in ("real.cluster.connect", "real.cluster.disconnect", "real.cluster.connected_problem"):
+        monkeypatch.setattr(name, nothing)
+    monkeypatch.setattr(where, fails)
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    plan = RealPlan(for_real(load("smoke"), "emulated"), [], EngineSettings("emulated", sys.executable), "h:1", ())
+    with pytest.raises(BadInput, match=f"^--ray h:1: it starts nothing for this run: {error}: "):
+        run_in_real(plan, 1, out=tmp_path / "run")
+    assert [path.name for path in tmp_path.rglob("*")] == ["temporary"]
 
 
 @pytest.mark.ray

@@ -9,6 +9,7 @@ import pathlib
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from typing import Any
 
@@ -19,7 +20,7 @@ from protocol.ports import EngineSpec
 from real.engines import bodies, headers
 from real.engines.generations import StreamWatch
 from real.engines.kinds import command, environment
-from real.engines.leftovers import Leftovers, clear_leftovers
+from real.engines.leftovers import Leftovers, clear_engine_folders, clear_leftovers, new_engine_folder
 from real.engines.prompts import prompt
 from real.engines.served import Ending, Served, ending_of
 from real.engines.settings import EngineSettings
@@ -169,6 +170,25 @@ def test_leftovers_are_found_after_their_owner_was_killed(tmp_path: pathlib.Path
     clear_leftovers(str(tmp_path))
     assert not folder.exists() and not file.exists()
     assert list((tmp_path / "engines").iterdir()) == []
+
+
+def test_an_engines_folder_is_found_by_its_run_wherever_it_is(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, folder, machines = "run-18fab0c0ffee0000-123456", tmp_path / "run", tmp_path / "machine"
+    folder.mkdir()
+    machines.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(machines))
+    monkeypatch.setenv("RAY_TMPDIR", str(folder))  # Ray is the run's own: what is removed with its folder needs no name
+    assert os.path.dirname(new_engine_folder(run, str(folder))) == str(folder)
+    for others in (None, str(tmp_path / "an operator's")):
+        monkeypatch.delenv("RAY_TMPDIR") if others is None else monkeypatch.setenv("RAY_TMPDIR", others)
+        made = new_engine_folder(run, str(folder))
+        assert os.path.dirname(made) == str(machines) and len(os.path.basename(made)) <= 28
+        pathlib.Path(made, "socket").touch()
+    another = new_engine_folder(run + "7", str(folder))
+    clear_engine_folders(run)
+    assert [str(path) for path in machines.iterdir()] == [another]
 
 
 LEASHED = """
