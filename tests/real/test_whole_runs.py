@@ -10,7 +10,6 @@ import re
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 
@@ -19,7 +18,7 @@ import pytest
 from analysis.rundir import RunDir, verify_manifest
 from analysis.verdict import judge_run
 from real.warden import shared_memory_of
-from tests.real.local_ray import environment
+from tests.real.others_cluster import OthersCluster, cluster_of_others
 from tests.real.run_command import TINY, command, until
 
 pytestmark = [pytest.mark.ray, pytest.mark.own_cluster]
@@ -34,20 +33,27 @@ def temporary() -> Iterator[str]:
 
 
 OUTSIDE = """
+import json
+from protocol.ports import backend
 from protocol.serving.gateway import Gateway
 
 class OwnGateway(Gateway):
-    pass
+    def __init__(self, *arguments, **more):
+        super().__init__(*arguments, **more)
+        import ray  # not in the driver, before that has said how its Ray is to be
+        raylet = ray.get_runtime_context().get_node_id()
+        with open(REPORT, "a") as report:
+            report.write(json.dumps({"node": backend().node, "raylet": raylet, "file": __file__}) + "\\n")
 """
 WITH_OUTSIDE = ("--set", "topology.services.chat.components={gateway: 'outside:OwnGateway'}",
                 "--set", "topology.services.chat.gateways=2", "--set", "workload.clients=2")  # fmt: skip
 
 
 def outside(folder: pathlib.Path) -> pathlib.Path:
-    """A folder of a user's own modules."""
+    """A folder of a user's own modules. Each of its gateways says in ``folder``/report where it is, and from where."""
     modules = folder / "elsewhere"
     modules.mkdir()
-    (modules / "outside.py").write_text(OUTSIDE)
+    (modules / "outside.py").write_text(OUTSIDE.replace("REPORT", repr(str(folder / "report"))))
     return modules
 
 
@@ -274,69 +280,52 @@ def _listening(pids: set[int] | None) -> set[str]:
 
 
 @pytest.fixture
-def other_cluster(temporary: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """The address of a Ray of two nodes that is not the run's to end."""
+def other_cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[OthersCluster]:
+    """A Ray of two nodes that is not the run's to end."""
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")  # of the cluster and of whoever uses it
-    with tempfile.TemporaryDirectory(prefix="other") as folder:
-        os.mkdir(os.path.join(folder, "ray"))
-        code = (
-            "import sys\nfrom ray.cluster_utils import Cluster\n"
-            "args = {'num_cpus': 16, 'num_gpus': 1, 'include_dashboard': False, 'object_store_memory': 80 << 20}\n"
-            "cluster = Cluster(initialize_head=True, head_node_args=args)\ncluster.add_node(**args)\n"
-            "print(cluster.address, flush=True)\nsys.stdin.read()\ncluster.shutdown()\n"
-        )
-        variables = {**os.environ, **environment(), "RAY_TMPDIR": folder}
-        holder = subprocess.Popen(
-            [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=variables
-        )
-        assert holder.stdout is not None
-        try:
-            yield holder.stdout.readline().strip()
-        finally:
-            holder.communicate(timeout=60)
+    with cluster_of_others() as made:
+        yield made
 
 
 def test_a_cluster_of_others_is_used_and_left_as_it_was(
-    tmp_path: pathlib.Path, temporary: str, other_cluster: str
+    tmp_path: pathlib.Path, temporary: str, other_cluster: OthersCluster
 ) -> None:
-    host, port = other_cluster.rsplit(":", 1)
+    address = other_cluster.address
+    host, port = address.rsplit(":", 1)
     modules = outside(tmp_path)  # no node of that cluster knows them
-    with command(tmp_path, temporary, *EMULATED, "--ray", other_cluster, *WITH_OUTSIDE, modules=modules) as run:
+
+    def engine_folders() -> list[pathlib.Path]:
+        return sorted(other_cluster.temporary.glob("engine-*"))
+
+    with command(tmp_path, temporary, *EMULATED, "--ray", address, *WITH_OUTSIDE, modules=modules) as run:
         code, out, err = run.wait()
         assert code == 0, out + err
         assert run.left() == []
     born = [event.data for event in RunDir.open(run.out).read_events() if event.kind == "actor.spawned"]
     assert {data["node"] for data in born} == {"node-0", "node-1"}
-    assert any(data["cls"] == "outside.OwnGateway" for data in born)
-    assert _on_cluster(other_cluster) == []
+    gateways = [json.loads(line) for line in (tmp_path / "report").read_text().splitlines()]
+    assert sorted(gateway["node"] for gateway in gateways) == ["node-0", "node-1"]
+    assert len({gateway["raylet"] for gateway in gateways}) == 2
+    # Not from where the driver has it, which this machine happens to have too.
+    brought = [pathlib.Path(gateway["file"]).relative_to(other_cluster.ray) for gateway in gateways]
+    assert all("runtime_resources" in path.parts for path in brought)
+    assert other_cluster.actors_and_groups() == [] and engine_folders() == []
     (tmp_path / "second").mkdir()
-    with command(tmp_path / "second", temporary, *EMULATED, "--ray", other_cluster) as run:
+    with command(tmp_path / "second", temporary, *EMULATED, "--ray", address) as run:
         run.wait_for_event("request.done")
+        running = " ".join(run.processes().values())
+        assert "real.emulated" in running and "ray::ActorHost" in running and "ray::EngineHost" in running
+        assert engine_folders()
         run.process.send_signal(signal.SIGKILL)
         run.process.wait()
         until(lambda: not run.left(), 15)
-        until(lambda: not _on_cluster(other_cluster), 30)
+        until(lambda: not other_cluster.actors_and_groups(), 60)
+        assert engine_folders() == []
     with socket.create_connection((host, int(port)), timeout=5):
         pass  # Ray itself goes on
     small = ("--set", "topology.gpus_per_node=2")
     (tmp_path / "third").mkdir()
-    with command(tmp_path / "third", temporary, *EMULATED, "--ray", other_cluster, *small) as run:
+    with command(tmp_path / "third", temporary, *EMULATED, "--ray", address, *small) as run:
         code, _, err = run.wait()
         assert code == 2 and "has 1 GPUs, the scenario needs 2" in err, err
         assert run.left() == [] and not run.out.exists()
-
-
-def _on_cluster(address: str) -> list[str]:
-    """Living actors and placement groups of a cluster, as its own tools list them."""
-    code = (
-        "import ray, sys\nfrom ray.util import list_named_actors, placement_group_table\n"
-        "ray.init(address=sys.argv[1], log_to_driver=False, configure_logging=False)\n"
-        "print([one['name'] for one in list_named_actors(all_namespaces=True)]"
-        " + [row['name'] for row in placement_group_table().values() if row['state'] != 'REMOVED'])\n"
-    )
-    listed = subprocess.run(
-        [sys.executable, "-c", code, address], capture_output=True, text=True, timeout=60, check=True,
-        env={**os.environ, **environment()},
-    )  # fmt: skip
-    found: list[str] = json.loads(listed.stdout.strip().splitlines()[-1].replace("'", '"'))
-    return found
