@@ -9,7 +9,6 @@ from protocol.evidence import Event
 
 _ROUTES = ("set_routable", "recover")
 """What health does to the active set: it routes around a replica or to it, or has it replaced."""
-_PAUSES = ("/pause_generation", "set_aborting")
 
 
 class HealthHoldsInABarrier(Check):
@@ -109,8 +108,8 @@ class OneBarrier(Check):
     """At most one barrier at a time, and nobody pauses natively in it (C-I5).
 
     What was prepared is resumed before anything else is prepared, unless a call on it failed, or a gate or backend of
-    it has died: then it may begin anew. Kills: a native pause that begins beside a barrier and lands in it (C-8), and
-    a second preparation that is not refused.
+    it has died: then it may begin anew. A native pause is at work at least while entrypoints are told to abort for it.
+    Kills: a native pause that begins beside a barrier and lands in it (C-8), and a preparation that is not refused.
     """
 
     name = "one_barrier"
@@ -123,6 +122,7 @@ class OneBarrier(Check):
         self._fleet = Fleet()
         self._open: dict[int, tuple[str, str]] = {}  # call -> controller, method
         self._native: dict[str, Event] = {}  # cause of what a native pause does -> its call
+        self._flags: dict[int, Event] = {}  # calls under way that tell an entrypoint to abort for one
         self._sealed: dict[str, Event] = {}  # controller -> first seal of its barrier
         self._prepared: dict[str, Event] = {}  # controller -> end of the preparation
 
@@ -135,8 +135,8 @@ class OneBarrier(Check):
         }
 
     def wants_call(self, method: str) -> bool:
-        return method in _PAUSES or method in (
-            "prepare_pause", "targets", "fence", "resume_requests", "pause_generation", "seal",
+        return method in (
+            "prepare_pause", "targets", "fence", "resume_requests", "pause_generation", "set_aborting", "seal",
         )  # fmt: skip
 
     def _on_sent(self, event: Event) -> None:
@@ -144,26 +144,29 @@ class OneBarrier(Check):
         if event.actor in self._fleet.controllers:
             if method == "seal":
                 self._sealed.setdefault(event.actor, event)
-            elif method in _PAUSES and event.cause in self._native:
-                self._judge_pause(event, self._native[event.cause])
+                for flag in [flag for flag in self._flags.values() if flag.actor == event.actor]:
+                    self._beside(event, flag)
+            elif method == "set_aborting" and event.cause in self._native:
+                self.judged += 1
+                self._flags[event.data["call"]] = event
+                if event.actor in self._sealed:
+                    self._beside(self._sealed[event.actor], event)
         elif target in self._fleet.controllers:
             if method == "pause_generation":
                 self._native[f"{event.actor}/{event.inc}/{event.n}"] = event
             else:
                 self._open[event.data["call"]] = (target, method)
 
-    def _judge_pause(self, event: Event, asked: Event) -> None:
-        self.judged += 1
-        sealed = self._sealed.get(event.actor)
-        if sealed is not None:  # both by one process
-            text = (
-                f"{event.actor} sent {event.data['method']} to {event.data['target']} for a native pause, in a barrier"
-            )
-            self.violation(text, asked.seq, sealed.seq, event.seq)
+    def _beside(self, seal: Event, flag: Event) -> None:
+        text = (
+            f"{flag.actor} told {flag.data['target']} to abort for a native pause, and {seal.data['target']} was sealed"
+        )
+        self.violation(f"{text} for a barrier", flag.seq, seal.seq)
 
     def _on_done(self, event: Event) -> None:
         controller, method = self._open.pop(event.data["call"], ("", ""))
         if not controller:
+            self._flags.pop(event.data["call"], None)
             return
         done = event.data["outcome"] == "done"
         if method == "prepare_pause" and done:
@@ -190,7 +193,7 @@ class OneBarrier(Check):
                     self._prepared.pop(controller, None)
 
     def observed(self) -> str:
-        return f"{self.judged} preparations and steps of native pauses, {self.violations} beside a barrier"
+        return f"{self.judged} preparations and entrypoints told to abort, {self.violations} beside a barrier"
 
 
 class LeasesAddUp(Check):
@@ -213,6 +216,8 @@ class LeasesAddUp(Check):
         self._fleet = Fleet()
         self._active: dict[Process, dict[str, Event]] = {}
         self._excused: dict[str, None] = {}  # gates that are poisoned, or whose entrypoints have died
+        self._over: dict[str, None] = {}  # services of which all episodes are over
+        self._left = 0
 
     def handlers(self) -> dict[str, Handler]:
         return {
@@ -220,8 +225,12 @@ class LeasesAddUp(Check):
             "gate.granted": self._on_granted,
             "gate.settled": self._on_settled,
             "gate.poisoned": self._on_poisoned,
+            "affinity.snapshot": self._on_snapshot,
             "actor.died": self._on_died,
         }
+
+    def _on_snapshot(self, event: Event) -> None:
+        self._over[event.data["service"]] = None
 
     def _on_granted(self, event: Event) -> None:
         active = self._active.setdefault((event.actor, event.inc), {})
@@ -247,22 +256,20 @@ class LeasesAddUp(Check):
         self._excused[event.actor] = None
 
     def _on_died(self, event: Event) -> None:
-        self._active.pop((event.actor, event.inc), None)
+        active = self._active.pop((event.actor, event.inc), None)
+        place = self._fleet.by_gate.get(event.actor)
+        if active and place is not None and place.service in self._over and event.actor not in self._excused:
+            # The run is taken down when nothing is under way any more.
+            self._left += len(active)
+            lease, granted = next(iter(active.items()))
+            text = f"all is over, and {event.actor} has {len(active)} active leases, {lease} first"
+            self.violation(text, granted.seq, event.seq)
         place = self._fleet.by_entrypoint.get(event.actor)
-        if place is not None:
+        if place is not None and place.service not in self._over:
             self._excused[place.gate] = None
 
-    def conclude(self) -> None:
-        if not self.ledger.completed:
-            return
-        for (gate, _), active in self._active.items():
-            if active and gate not in self._excused:
-                lease, granted = next(iter(active.items()))
-                self.violation(f"all is over, and {gate} has {len(active)} active leases, {lease} first", granted.seq)
-
     def observed(self) -> str:
-        left = sum(map(len, self._active.values()))
-        return f"{self.judged} grants, {left} active in the end, {self.violations} that do not add up"
+        return f"{self.judged} grants, {self._left} active in the end, {self.violations} that do not add up"
 
 
 class VersionsNeverGoBack(Check):

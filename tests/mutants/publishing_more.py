@@ -19,6 +19,7 @@ from protocol.serving.entrypoint import Entrypoint
 from protocol.serving.gate import RequestGate, RequestLease, SettlementReceipt
 from protocol.training.checkpoint import exports
 from protocol.training.publication import WeightPublisher
+from tests.mutants.barriers import BARRIER_MUTANTS
 from tests.mutants.registry import Mutant
 
 # --- situations: right publishers that ask for what must be refused ---
@@ -287,6 +288,7 @@ _gate = _of("gate", RequestGate)
 _controller = _of("controller", RolloutController)
 
 MUTANTS = (
+    *BARRIER_MUTANTS,
     _gate("granted after the seal", "G-16", WakesAndGrants, "publish_busy", "no_update_under_lease"),
     _gate("one lane for all", "C-10", OneLane, "many_wait", "occurs"),
     _controller("barrier dropped on failure", "C-6", DropsItsBarrier, "native_pause_after_failure", "occurs"),

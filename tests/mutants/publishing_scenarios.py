@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tests.mutants.barrier_scenarios import BARRIER_SCENARIOS
 from tests.mutants.policy_scenarios import LONGER, SHORT, policy_scenario
 
 
@@ -42,6 +43,7 @@ _KILL = """
 """
 
 PUBLISHING_SCENARIOS: dict[str, str] = {
+    **BARRIER_SCENARIOS,
     "publish": _scenario(
         "publish", "One version is published under agents; every turn is answered.", steps=_ONE, acceptance=_DONE
     ),

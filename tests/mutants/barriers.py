@@ -1,0 +1,126 @@
+"""Wrong controllers, entrypoints, routers and gates in the trouble of ``barrier_scenarios``."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+from protocol.errors import ActorDied, ReadTimeout, SeatrialError
+from protocol.ports import ActorHandle, backend
+from protocol.serving.affinity import SessionAffinityRouter
+from protocol.serving.barrier import Member
+from protocol.serving.controller import RolloutController
+from protocol.serving.entrypoint import Entrypoint
+from protocol.serving.gate import RequestGate, RequestLease
+from protocol.training.publication import WeightPublisher
+from tests.mutants.publishing import IsBornOpen
+from tests.mutants.registry import Mutant
+
+# --- situations ---
+
+
+class PausesAtOnce(WeightPublisher):
+    """Asks for a native pause just before it first publishes a version, and does not wait until that is through."""
+
+    paused = 0
+
+    async def publish(self, model_step: int) -> None:
+        if model_step == self.paused:
+            await super().publish(model_step)
+            return
+        self.paused = model_step
+        beside = asyncio.get_running_loop().create_task(self._pause(), name="pause-beside")
+        await asyncio.sleep(0)
+        try:
+            await super().publish(model_step)
+        finally:
+            await beside
+
+    async def _pause(self) -> None:
+        with contextlib.suppress(SeatrialError):
+            await self._controller.pause_generation("abort")
+            await self._controller.continue_generation()
+
+
+# --- controllers ---
+
+
+class ForgetsOldTurns(RolloutController):
+    """Takes a gate that was restarted for drained: it has no lease."""
+
+    async def _quiet(self, *_: Any) -> None:
+        return None
+
+
+class KeepsDeadGates(RolloutController):
+    """Knows the gates of a barrier by the handles that it began with."""
+
+    async def _found_again(self, member: Member) -> Member:
+        if self._barrier is not None:
+            raise ActorDied(f"{member.gate.name}/{member.gate.incarnation} is dead")
+        return await super()._found_again(member)
+
+
+class HoldsOnce(RolloutController):
+    """Holds health when the barrier begins, and never again."""
+
+    async def _keep_hold(self, own_s: float) -> None:
+        if self._barrier is None:
+            await super()._keep_hold(own_s)
+
+
+class LooksOnceAndPauses(RolloutController):
+    """Looks whether there is a barrier, and pauses natively beside whoever begins one then."""
+
+    def _alone(self, what: str) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext() if what.endswith("_generation") else super()._alone(what)
+
+
+# --- others ---
+
+
+class RetiresAlone(SessionAffinityRouter):
+    """Retires a session, and lets its turns that wait at a gate be sent."""
+
+    async def _given_up(self, sessions: list[str]) -> None:
+        return None
+
+
+class AsksOnce(Entrypoint):
+    """Asks its gate once, for as long as a turn may wait; an answer that is lost is a lease that is nobody's."""
+
+    async def _lease(
+        self, gate: ActorHandle, session_id: str, gone: Callable[[], bool]
+    ) -> tuple[ActorHandle, RequestLease]:
+        name = backend().new_id("lease")
+        waits_s = self._config.admission_timeout_s
+        try:
+            async with asyncio.timeout(waits_s + self._config.call_timeout_s):
+                lease: RequestLease = await gate.request(session_id, waits_s, name)
+        except TimeoutError:
+            raise ReadTimeout(f"{gate.name} did not answer a request of {session_id}") from None
+        self._held[name] = gate.incarnation
+        return gate, lease
+
+
+def _controller(name: str, source: str, cls: type, scenario: str, check: str) -> Mutant:
+    return Mutant(name, source, "controller", RolloutController, cls, scenario, check)
+
+
+BARRIER_MUTANTS = (
+    _controller("turns of a dead gate forgotten", "G-I1", ForgetsOldTurns, "gate_dies", "no_update_under_lease"),
+    _controller("dead gates kept in a barrier", "C-I2", KeepsDeadGates, "gate_dies_resuming", "occurs"),
+    _controller("health held once", "C-I4", HoldsOnce, "hold_runs_out", "health_holds_in_a_barrier"),
+    _controller("native pause beside a barrier", "C-8, C-I5", LooksOnceAndPauses, "pause_beside", "one_barrier"),
+    Mutant(
+        "retired turns sent late", "A-I2", "affinity", SessionAffinityRouter, RetiresAlone, "late_turns",
+        "one_backend_a_session",
+    ),
+    Mutant("lost grant is nobody's", "G-I4", "entrypoint", Entrypoint, AsksOnce, "lost_grants", "leases_add_up"),
+    Mutant(
+        "gate born with an old version", "G-I5", "gate", RequestGate, IsBornOpen, "publish_gate_restarted",
+        "versions_never_go_back",
+    ),
+)  # fmt: skip
