@@ -62,7 +62,7 @@ class ClearedBody:
 
 @dataclasses.dataclass
 class AutoscalerHealthBody:
-    """Answer to GET /health. ``errors``: what broke the latest evaluation of a service."""
+    """Answer to GET /health. ``errors``: what broke a service's latest evaluation or round of metrics."""
 
     status: str
     started: bool

@@ -1,0 +1,57 @@
+"""What the published runs of scaling asked for is asked of their scenarios too, and each line of it can fail."""
+
+from __future__ import annotations
+
+import pytest
+
+from analysis.verdict import Judge, Verdict
+from scenarios.load import load
+from scenarios.runner import preregistered
+from scenarios.sim_world import SimStage
+
+_NOTHING = "{at_s: 1, do: note, with: {text: nothing}}"
+
+_FEW_AT_LAST = (
+    "workload=["
+    + ", ".join(
+        "{service: genrm, arrivals: {closed_loop: {sessions: 8, think_s: 0.1}}, prompt_tokens: {fixed: 64}, "
+        f"output_tokens: {{fixed: {tokens}}}, from_s: {start}, for_s: {lasts}}}"
+        for start, lasts, tokens in ((0, 60, 8), (60, 13.7, 8000))
+    )
+    + "]"
+)
+
+
+def judged(name: str, *changes: str) -> Verdict:
+    scenario = load(name, changes)
+    judge = Judge(preregistered(scenario))
+    with SimStage(scenario, scenario.model.seed, sinks=[judge.feed]) as stage:
+        stage.run()
+    return judge.verdict()
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "lines"),
+    [
+        # The replica stays: capacity is not back.
+        ("manual_1_2_1", f"steps.3={_NOTHING}", ["capacity_returned"]),
+        # Nobody calls while the replica comes, or while it goes, so nobody knows whether it was noticed.
+        ("manual_1_2_1", "workload.for_s=2", ["replica: genrm-0", "nth=100, within_s=40"]),
+        ("manual_1_2_1", _FEW_AT_LAST, ["nth=5, within_s=1"]),
+        # S3's scale-in does not come: two replicas are left.
+        ("failure_injection_genrm", f"steps.7={_NOTHING}", ["capacity_returned", "current: 2"]),
+        # S1's does not come: no later phase begins with one replica.
+        ("failure_injection_genrm", f"steps.1={_NOTHING}", ["current: 1"]),
+        # The monitor was looked at once.
+        ("autoscaler_cycle", f"steps.1={_NOTHING}", ["autoscaler.shown"]),
+    ],
+)
+def test_a_line_of_the_published_acceptance_can_fail(name: str, change: str, lines: list[str]) -> None:
+    failed = [row.name for row in judged(name, change).failed() if row.required]
+    for line in lines:
+        assert any(line in one for one in failed), (line, failed)
+
+
+def test_what_the_monitor_shows_is_held_against_what_was_done() -> None:
+    rows = {row.name: row for row in judged("autoscaler_cycle").checks}
+    assert rows["autoscaler_shows_its_own"].judged == 2 and rows["autoscaler_shows_its_own"].result == "pass"
