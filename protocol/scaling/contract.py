@@ -49,7 +49,7 @@ class Progress:
     A terminal ``phase`` alone proves nothing: only with ``physical_done`` has its lifecycle stopped (scaling.md 2.5).
     ``current`` and ``ready`` are capacities; ``created``, ``removed`` and ``failed`` count replicas of this operation.
     ``victim``: the replica being drained or removed, until its placement group is REMOVED; ``victim_stopped``: its
-    process is gone, so that nothing can be in flight on it.
+    process is gone, or the gateway has forgotten it for good, so that nothing can be in flight on it.
     """
 
     phase: State

@@ -151,7 +151,7 @@ class ScaleManager:
             victim=lifecycle.victim,
             cleanup_required=self._dirty(lifecycle),
             physical_done=lifecycle.physical_done,
-            victim_stopped=lifecycle.slot is not None and not lifecycle.slot.worker,
+            victim_stopped=lifecycle.slot is not None and (lifecycle.slot.fenced or not lifecycle.slot.worker),
             error=lifecycle.error,
         )
 
@@ -369,20 +369,25 @@ class ScaleManager:
         slot, victim = lifecycle.slot, lifecycle.victim
         if slot is None or slot.address is None or slot.predecessor is None or victim is None or lifecycle.drained:
             return
-        known = await self._replicas.member(slot.address, slot.predecessor)
-        if known == slot.address:
+        known = await self._replicas.members(slot.address, slot.predecessor)
+        slot.fenced = slot.fencing and known == ()
+        if not known or lifecycle.victim != victim or lifecycle.drained:
+            return  # not known, or changed meanwhile
+        if known[0] == slot.address:
             slot.predecessor = None  # published, and the one before it is gone for good
-        if known is None or known == victim.address or lifecycle.victim != victim or lifecycle.drained:
-            return  # as before, or changed meanwhile
+        if known[0] == victim.address:
+            return
         self._generation += 1
-        lifecycle.victim = Victim(known, slot.rank, self._generation)
+        lifecycle.victim = Victim(known[0], slot.rank, self._generation)
         self._emit_drain(lifecycle.operation, lifecycle.victim, "chosen")
 
     async def _remove(self, lifecycle: _Lifecycle, slot: Slot) -> str:
         """End a drained victim. Returns what is left of it, empty when it is confirmed gone."""
         old, new = slot.predecessor, slot.address
         if old is not None and new is not None and lifecycle.victim is not None and lifecycle.victim.address == old:
-            if not await self._replicas.fence(old, new):
+            slot.fencing = True
+            await self._replicas.forget_route(old)
+            if await self._replicas.members(old, new) != ():
                 lifecycle.drained = False
                 return "the gateway may have a later incarnation; it is kept"
             slot.predecessor = None

@@ -80,22 +80,13 @@ class Replicas:
         except PEER_LOST:
             return False
 
-    async def member(self, *addresses: EngineAddress) -> EngineAddress | None:
-        """Which of these incarnations of a replica the gateway has; None: none of them, or it does not answer."""
+    async def members(self, *addresses: EngineAddress) -> tuple[EngineAddress, ...] | None:
+        """Which of these incarnations of a replica the gateway has; None: it does not answer."""
         try:
             members: tuple[EngineAddress, ...] = await self._gateway.call("roster")
         except PEER_LOST:
             return None
-        return next((address for address in addresses if address in members), None)
-
-    async def fence(self, old: EngineAddress, new: EngineAddress) -> bool:
-        """Whether the gateway has neither, and will not have ``new``: it replaces only what is a member."""
-        await self.forget_route(old)
-        try:
-            members: tuple[EngineAddress, ...] = await self._gateway.call("roster")
-        except PEER_LOST:
-            return False
-        return old not in members and new not in members
+        return tuple(address for address in addresses if address in members)
 
     async def forget_route(self, address: EngineAddress) -> None:
         """Idempotent. Admission is closed for ever, so that a gateway that does not answer only keeps a dead row."""

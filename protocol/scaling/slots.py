@@ -24,6 +24,10 @@ class Slot:
     predecessor: EngineAddress | None = None
     """The incarnation before ``address``, which recovery has adopted and may not have published: the gateway may have
     either of the two."""
+    fencing: bool = False
+    """The gateway was asked to forget ``predecessor``, without which it never takes ``address``."""
+    fenced: bool = False
+    """And it has said since that it has neither."""
     operation: str = ""
     """The operation that created it, or that drains it."""
     group: str = ""

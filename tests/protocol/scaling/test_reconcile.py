@@ -421,6 +421,36 @@ def test_a_publication_that_comes_after_the_proof_is_refused_or_keeps_the_victim
     run(body)
 
 
+def test_a_fence_of_which_nothing_is_heard_is_asked_for_again() -> None:
+    async def body(world: ScalingWorld) -> None:
+        s = await service(world)
+        await s.scaled("scale_out", 2)
+        old = s.engine("engine-1").address
+        s.engine("engine-1").alive = False
+        assert await s.manager.adopt(old, await world.engines.launch(EngineSpec("fake"), name="engine-1"))
+        into = await s.admitted("scale_in", 1, timeout_secs=20.0)
+        listed = s.gateway.target.roster
+
+        async def lost() -> Any:
+            raise ReadTimeout("lost")
+
+        def confirmed(kind: str, fields: dict[str, Any]) -> None:
+            if kind == "scale.drain" and fields["what"] == "confirmed":
+                s.gateway.target.roster = lost
+
+        world.on_emit = confirmed
+        over = await s.ended("scale_in", into)
+        assert (over["status"], over["cleanup_required"]) == ("FAILED", True) and s.engine("engine-1").alive
+        assert old not in await listed()  # it is forgotten, and the manager does not know
+        refused = await s.api.reconcile("scale_in", into)
+        assert (refused.status, refused.body["error"]) == (503, "VICTIM_UNKNOWN")
+        s.gateway.target.roster = listed
+        assert (await s.api.reconcile("scale_in", into)).body["cleanup_required"] is False
+        assert not s.engine("engine-1").alive and world.placement_groups.open == []
+
+    run(body)
+
+
 def test_adoptions_that_come_late_change_nothing() -> None:
     async def body(world: ScalingWorld) -> None:
         s = await service(world)
