@@ -151,6 +151,8 @@ class OtherProcess(Way):
     Args:
         python: the interpreter.
         options, against: as of every way.
+        collect: with the collector at every allocation, as many seeds as that is for.
+        rest: and the other seeds without; else the way is for those alone.
     """
 
     def __init__(
@@ -160,12 +162,18 @@ class OtherProcess(Way):
         python: str,
         options: dict[str, Any] = NO_OPTIONS,
         against: dict[str, Any] = NO_OPTIONS,
+        *,
+        collect: bool = False,
+        rest: bool = False,
     ) -> None:
         super().__init__(scenario, name, options, against)
         self._python = python
-        self.limit = COLLECTED_SEEDS if options.get("collect") else None
+        self._collect = collect
+        self._collected: Sequence[int] = ()
+        self.limit = COLLECTED_SEEDS if collect and not rest else None
 
     def replays(self, seeds: Sequence[int]) -> Iterator[Replay]:
+        self._collected = seeds[:COLLECTED_SEEDS] if self._collect else ()
         yield from self._ask(seeds[::-1], "")
 
     def spool(self, seed: int, path: pathlib.Path) -> None:
@@ -177,6 +185,7 @@ class OtherProcess(Way):
             "source": self.scenario.source,
             "folder": str(self.scenario.folder),
             "seeds": list(seeds),
+            "collected": list(self._collected),
             "options": self.options,
             "spool": spool,
         }
@@ -216,16 +225,16 @@ def ways_of(scenario: Scenario, pythons: Sequence[str]) -> list[Way]:
     """Every way of the proof."""
     here = sys.executable
     elsewhere = f"new process, PYTHONHASHSEED={OTHER_HASH_SEED}, seeds in reverse"
-    collecting = "new process, collection at every allocation"
+    collecting = "collection at every allocation"
     drawn = "orders and delays drawn"
     as_swept = {**EXPLORED, "copy_always": False}  # as a sweep runs its seeds
+    swept = f"{elsewhere}, {drawn} as in a sweep (the first {COLLECTED_SEEDS} with {collecting})"
     ways = [
         Way(scenario, "again in this process, after the other seeds", {}, {}),
         Way(scenario, "declared immutable messages not copied", {"copy_always": False}, {}),
         OtherProcess(scenario, elsewhere, here),
-        OtherProcess(scenario, f"{elsewhere}, {drawn} as in a sweep", here, as_swept, EXPLORED),
-        OtherProcess(scenario, collecting, here, {"collect": True}),
-        OtherProcess(scenario, f"{collecting}, {drawn}", here, {**EXPLORED, "collect": True}, EXPLORED),
+        OtherProcess(scenario, swept, here, as_swept, EXPLORED, collect=True, rest=True),
+        OtherProcess(scenario, f"new process, {collecting}", here, collect=True),
     ]
     for path in pythons:
         ways.append(OtherProcess(scenario, f"interpreter {path}", path))

@@ -125,7 +125,7 @@ def main() -> None:
     for seed in request["seeds"]:
         with contextlib.ExitStack() as stack:
             spool = stack.enter_context(open(request["spool"], "wb")) if request["spool"] else None
-            done = replay(scenario, seed, spool=spool, **request["options"])
+            done = replay(scenario, seed, collect=seed in request["collected"], spool=spool, **request["options"])
         print(json.dumps(dataclasses.asdict(done)), flush=True)
 
 
