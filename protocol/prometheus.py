@@ -7,13 +7,13 @@ The parser is lax, and so are its errors: beside ValueError, a label without a n
 from __future__ import annotations
 
 import math
+from typing import Any
 
-from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 
-def families(text: str) -> list[Metric]:
-    """All metric families of a page.
+def families(text: str) -> list[Any]:
+    """All metric families of a page, each with its ``name``, ``type`` and ``samples``.
 
     Raises:
         ValueError: it is no Prometheus text.
