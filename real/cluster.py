@@ -24,8 +24,6 @@ RAY_VERSION: Final = "2.60"
 _LONGEST_SOCKET: Final = 107  # bytes of a Unix socket's path
 _RAYS_OWN: Final = len("/ray/session_2026-11-29_19-38-14_626265_4194304/sockets/plasma_store.99")
 NICENESS: Final = "RAY_worker_niceness"
-UNHIDDEN: Final = "SPT_NOENV"
-"""Variable: Ray's workers do not write their title over their environment, which would hide the mark in it."""
 _LOGICAL_CPUS: Final = 64  # an actor takes none, but Ray starts no more processes at once than there are
 _OBJECT_STORE_BYTES: Final = 80 * 1024 * 1024  # the least that Ray takes; messages of a run are small
 _RAYS_WORDS: Final = 600  # characters of an error, which may bring the whole log of a worker
@@ -76,7 +74,7 @@ def environment(run: str, folder: str, *, own_cluster: bool) -> dict[str, str]:
         "RAY_TMPDIR": folder,
         "RAY_USAGE_STATS_ENABLED": "0",
         **even,
-        UNHIDDEN: "1",
+        "SPT_NOENV": "1",  # a title that overwrites the environment would hide the mark
         **secret,
     }
 
@@ -220,7 +218,7 @@ def connect(address: str, run: str, packages: list[str]) -> None:
     """
     import ray
 
-    given: dict[str, Any] = {"env_vars": {MARK: run, UNHIDDEN: "1"}}
+    given: dict[str, Any] = {"env_vars": {MARK: run}}  # Ray's own raylets give their workers SPT_NOENV
     if packages:  # an empty list is an error where an actor has variables of its own
         given["py_modules"] = packages
     try:

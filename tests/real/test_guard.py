@@ -127,10 +127,10 @@ def test_nothing_is_left_of_a_driver_wherever_it_is_killed(cluster: OthersCluste
 def test_the_end_of_a_run_is_not_that_of_another_on_the_same_cluster(cluster: OthersCluster, folder: str) -> None:
     drivers = []
     try:
-        for name, point in (("first", "when the guard is relieved"), ("second", "in the middle")):
+        for name, point in (("second", "in the middle"), ("first", "when the guard is relieved")):
             os.mkdir(own := os.path.join(folder, name))
-            drivers.insert(0, Driver(cluster, own, point))
-        second, first = drivers
+            drivers.append(Driver(cluster, own, point))
+        second, first = drivers  # the one that ends first came second
         assert not [name for name in cluster.actors_and_groups() if first.run in name]
         # Whatever is one for both ends with one of them, and there is no moment at which the other has none yet.
         assert first.said["registry"] != second.said["registry"]
