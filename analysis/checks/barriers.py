@@ -153,7 +153,7 @@ class OneBarrier(Check):
                     self._beside(self._sealed[event.actor], event)
         elif target in self._fleet.controllers:
             if method == "pause_generation":
-                self._native[f"{event.actor}/{event.inc}/{event.n}"] = event
+                self._native[event.id] = event
             else:
                 self._open[event.data["call"]] = (target, method)
 

@@ -345,3 +345,139 @@ def test_turns_at_a_version_that_was_not_asked_for() -> None:
     h.turn("r1", 0)
     h.turn("r2", 7)
     assert h.judged("turns_at_versions", acceptance=({"turns_at_versions": {"model_steps": [0]}},)).result == "fail"
+
+
+def barrier(h: Published, *, until: str = "") -> None:
+    """A barrier of controller-s, whose health is held and who asks the gateway who is there, up to a stage."""
+    for target, method in (
+        ("gateway-s", "roster"), ("health-s", "hold"), ("gate-s-0", "seal"), ("gate-s-1", "seal"),
+        ("health-s", "resume"),
+    ):  # fmt: skip
+        if method == until:
+            return
+        h.call(target, method)
+
+
+def test_health_acts_only_outside_of_barriers() -> None:
+    for until, method, expected in (
+        ("resume", "recover", "fail"), ("resume", "set_routable", "fail"), ("", "recover", "pass"),
+        ("resume", "/ready", "pass"),
+    ):  # fmt: skip
+        h = Published()
+        barrier(h, until=until)
+        h.call("recovery-s", method, at="health-s/0")
+        assert h.end().judged("health_holds_in_a_barrier").result == expected
+
+
+def test_health_that_was_never_told_to_hold_is_who_asks_the_gateway() -> None:
+    h = Published()
+    h.call("gateway-s", "roster")
+    h.call("gateway-s", "health_view", at="health-s/0")
+    h.gates("seal")
+    h.call("recovery-s", "recover", at="health-s/0")
+    assert h.end().judged("health_holds_in_a_barrier").result == "fail"
+
+
+def test_health_that_could_not_be_told_is_excused_until_it_answers() -> None:
+    for outcome, expected in (("unknown", "pass"), ("done", "fail")):
+        h = Published()
+        barrier(h, until="resume")
+        h.call("health-s", "hold", outcome="unknown", error="CancelledError")
+        h.call("health-s", "hold", outcome=outcome)
+        h.call("recovery-s", "recover", at="health-s/0")
+        assert h.end().judged("health_holds_in_a_barrier").result == expected
+
+
+def test_one_barrier_at_a_time() -> None:
+    for between, outcome, expected in (
+        ("barrier", "done", "fail"), ("resume_requests", "done", "pass"), ("resume_requests", "unknown", "pass"),
+        ("targets", "done", "fail"), ("targets", "not_done", "pass"),
+    ):  # fmt: skip
+        h = Published()
+        h.call("controller-s", "prepare_pause", at="publisher/0")
+        h.call("controller-s", between, at="publisher/0", outcome=outcome)
+        h.call("controller-s", "prepare_pause", at="publisher/0")
+        assert h.end().judged("one_barrier").result == expected
+
+
+def test_no_native_pause_beside_a_barrier() -> None:
+    for method, when, expected in (
+        ("pause_generation", "before", "fail"), ("pause_generation", "after", "fail"),
+        ("continue_generation", "after", "pass"),
+        ("pause_generation", "apart", "pass"),
+    ):  # fmt: skip
+        h = Published()
+        h.call("controller-s", "prepare_pause", at="publisher/0")  # so that something is judged
+        if when == "after":
+            h.gates("seal")
+        asked = h("call.sent", at="publisher/0", call=900, target="controller-s", target_inc=0, method=method)
+        h("call.sent", at="controller-s/0", call=901, target="entrypoint-s-0", target_inc=0, method="set_aborting",
+          cause=asked)  # fmt: skip
+        if when == "before":
+            h.gates("seal")
+        h("call.done", at="controller-s/0", call=901, outcome="done", error="")
+        if when == "apart":
+            h.gates("seal")
+        assert h.end().judged("one_barrier").result == expected
+
+
+def grant(h: Published, lease: str, active: int, step: int = 0, at: str = "gate-s-0/0") -> None:
+    h("gate.granted", at=at, lease=lease, session="x", epoch=1, model_step=step, active=active)
+
+
+def settle(h: Published, lease: str, active: int) -> None:
+    h("gate.settled", at="gate-s-0/0", lease=lease, backend_ended=True, terminal_recorded=True, label="completed",
+      active=active)  # fmt: skip
+
+
+def test_leases_add_up() -> None:
+    for counted, settled, expected in ((2, "b", "pass"), (3, "b", "fail"), (2, "c", "fail"), (2, "", "fail")):
+        h = Published()
+        grant(h, "a", 1)
+        grant(h, "b", counted)
+        settle(h, "a", 1)
+        if settled:
+            settle(h, settled, 0)
+        h("affinity.snapshot", service="s", at="driver/0")
+        h("actor.died", at="gate-s-0/0", reason="killed")
+        assert h.end().judged("leases_add_up").result == expected
+
+
+def test_leases_of_a_poisoned_gate_or_a_dead_entrypoint_are_nobodys_fault() -> None:
+    for kind, at in (("gate.poisoned", "gate-s-0/0"), ("actor.died", "entrypoint-s-0/0")):
+        h = Published()
+        grant(h, "a", 1)
+        h(kind, at=at)
+        h("affinity.snapshot", service="s", at="driver/0")
+        h("actor.died", at="gate-s-0/0", reason="killed")
+        assert h.end().judged("leases_add_up").result == "pass"
+
+
+def test_versions_never_go_back() -> None:
+    for step, installed, expected in ((1, True, "pass"), (1, False, "fail"), (0, False, "pass"), (-1, True, "fail")):
+        h = Published()
+        for method in ("drain", "install_version"):
+            h.gates(method)
+        grant(h, "a", 1)
+        if installed:
+            for method in ("seal", "drain", "install_version", "reopen"):
+                h.gates(method)
+        grant(h, "b", 2, step, at="gate-s-0/1")
+        assert h.end().judged("versions_never_go_back").result == expected
+
+
+def test_a_turn_that_was_given_up_and_its_session_retired() -> None:
+    for sent_after, expected in ((True, "fail"), (False, "pass")):
+        h = Published()
+        h.turn("r0", 0)
+        h("turn.sent", request="r1", session="x", service="s")
+        h.sent("r1")
+        call = {"call": 900, "target": "s-0", "target_inc": 0, "method": "/generate"}
+        if not sent_after:
+            sent = h("call.sent", at="entrypoint-s-0/0", **call)
+        h("request.done", request="r1", outcome="unknown", status=0, error="GaveUp")
+        h("session.ended", session="x", service="s", turns=1, outcome="failed", retired=True)
+        if sent_after:
+            sent = h("call.sent", at="entrypoint-s-0/0", **call)
+        h.accepted("r1", at="s-0/0", cause=sent)
+        assert h.end().judged("one_backend_a_session").result == expected
