@@ -112,4 +112,16 @@ BARRIER_SCENARIOS: dict[str, str] = {
         publishing="{entrypoint: {admission_timeout_s: 40}, controller: {prepare_timeout_s: 20}}",
         agents="sessions: 12, turns: 12, think_s: 2",
     ),
+    "replaced_while_resuming": _scenario(
+        "replaced_while_resuming",
+        "A replica is replaced at its address, by one with older weights, while another is slow to continue.",
+        steps="""
+- {at_s: 0.8, do: publish, with: {model_step: 1, attempts: 12, retry_s: 1}}
+- at_s: 0.5
+  do: delayed_delivery
+  target: {link: {from: controller-policy, to: policy-1}}
+  with: {method: /continue_generation, count: 1, delay_s: 8}
+""",
+        service="      components: {publisher: 'tests.mutants.publishing_more:ReplacedInTheResumption'}\n",
+    ),
 }

@@ -13,7 +13,7 @@ from protocol.messages import EngineAddress, ExportManifest, GenerateRequest, Ge
 from protocol.ports import EngineSpec, backend, data_call
 from protocol.serving.admin import AdminResult
 from protocol.serving.affinity import SessionAffinityRouter
-from protocol.serving.barrier import BarrierView
+from protocol.serving.barrier import Barrier, BarrierView
 from protocol.serving.controller import PauseMode, RolloutController
 from protocol.serving.entrypoint import Entrypoint
 from protocol.serving.gate import RequestGate, RequestLease, SettlementReceipt
@@ -110,6 +110,24 @@ class ReplacedInTheBarrier(WeightPublisher):
         except BarrierError:
             await self._controller.fence(((self.replaced, "replaced after the update"),))
             await self._controller.resume_requests(model_step)
+
+
+class ReplacedInTheResumption(ReplacedInTheBarrier):
+    """Its first replica is replaced, in the same way, while the resumption of version 1 waits for another."""
+
+    async def _update(self, path: str, manifest: ExportManifest) -> None:
+        await WeightPublisher._update(self, path, manifest)
+        if manifest.version == "1" and not self.replaced:
+            (old, *_) = await self._controller.targets()
+            self.replaced = old.name
+            self.replacing = asyncio.get_running_loop().create_task(self._soon(old), name="replacing")
+
+    async def _soon(self, old: EngineAddress) -> None:
+        await asyncio.sleep(0.3)
+        await self._replace(old)
+
+    async def publish(self, model_step: int) -> None:
+        await WeightPublisher.publish(self, model_step)
 
 
 # --- entrypoints ---
@@ -246,6 +264,20 @@ class TakesWhoeverIsThere(RolloutController):
         return None
 
 
+class LooksOnlyBeforeItWaits(RolloutController):
+    """Looks at the topology when a resumption begins, and not again before it reopens."""
+
+    installed = False
+
+    async def _gates(self, members: Any, stage: str, method: str, *further: Any) -> None:
+        await super()._gates(members, stage, method, *further)
+        self.installed = method == "install_version"
+
+    async def _check_topology(self, barrier: Barrier) -> None:
+        if not self.installed:
+            await super()._check_topology(barrier)
+
+
 class FlagsAfterTheAbort(RolloutController):
     """Has the backends abort first, and tells the entrypoints when they have."""
 
@@ -295,6 +327,9 @@ MUTANTS = (
     _controller("one forgotten at the resumption", "C-I2", ForgetsOneAtResume, "publish", "publication_order"),
     _controller("one fenced too many", "C-I2", FencesOneMore, "ranks_fence", "publication_order"),
     _controller("changed topology resumed", "C-4", TakesWhoeverIsThere, "replaced_in_barrier", "publication_order"),
+    _controller(
+        "topology looked at once", "C-4", LooksOnlyBeforeItWaits, "replaced_while_resuming", "turn_of_one_version"
+    ),
     _controller("flag after the abort", "C-11", FlagsAfterTheAbort, "native_abort_over", "no_turn_into_an_abort"),
     _controller("native pause in a barrier", "C-8", PausesInTheBarrier, "native_pause", "occurs"),
     _controller("health goes on in a barrier", "C-9", LetsHealthGoOn, "slow_load", "occurs"),
