@@ -474,7 +474,7 @@ _declare("weights.given_up", "component", "A rank leaves an update that it canno
 _declare("affinity.bound", "component", "A session was bound to a backend.", session="str: id", target="str: entrypoint",
         assigned="int: of that backend, after")
 _declare("affinity.refused", "component", "A request was refused before it was forwarded.", session="str: id", request="str: id",
-        status="int: 400, 410 or 503", why="str: text")
+        status="int: 400, 403, 410 or 503", why="str: text")
 _declare("affinity.retired", "component", "Sessions were retired.", sessions="int: in this call", bound="int: that had a binding",
         tombstones="int: after", expired="int: tombstones forgotten with this call")
 _declare("proxy.changed", "component", "What the proxy is believed to have.", url="str: backend", what="str: registered, deleted, "

@@ -13,11 +13,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
+from typing import Any
 
 from protocol.config import AffinityConfig
 from protocol.errors import ActorDied, HttpError, NetworkError, Outcome, ReadTimeout
 from protocol.messages import GenerateRequest, message
-from protocol.ports import ActorHandle, Call, backend, data_call
+from protocol.ports import ActorHandle, backend, data_call
 from protocol.serving.entrypoint import TurnResult
 from protocol.serving.gateway import ReplicaView
 from protocol.serving.peer import PEER_LOST, Peer
@@ -42,7 +43,9 @@ class AffinitySnapshot:
     tombstones: int
 
 
-class _Backend:
+class RoutedBackend:
+    """One backend as the router keeps it."""
+
     __slots__ = ("name", "handle", "healthy", "in_flight", "assigned", "suspect_until")
 
     def __init__(self, name: str, handle: ActorHandle) -> None:
@@ -70,11 +73,11 @@ class SessionAffinityRouter:
         gateway: ActorHandle | None = None,
     ) -> None:
         self._config = config
-        self._backends = {name: _Backend(name, handle) for name, handle in backends}
+        self._backends = {name: RoutedBackend(name, handle) for name, handle in backends}
         self._bindings: dict[str, str] = {}
         self._tombstones: dict[str, float] = {}  # session -> when it is forgotten, in order
         self._gateway = None if gateway is None else Peer(gateway, config.call_timeout_s)
-        self._open: dict[str, list[tuple[ActorHandle, Call]]] = {}  # session -> its turns that are under way
+        self._open: dict[str, list[tuple[ActorHandle, Any]]] = {}  # session -> its turns that may be sent yet, as calls
         self._ending: dict[asyncio.Future[None], None] = {}
         self._sync_task: asyncio.Task[None] | None = None
 
@@ -116,7 +119,7 @@ class SessionAffinityRouter:
                 result: TurnResult = await turn[1]
                 return result
         except (NetworkError, ActorDied):
-            target.suspect_until = _now() + self._config.suspect_s
+            self._suspect(target)
             raise
         except TimeoutError:
             waited = self._config.forward_timeout_s
@@ -125,7 +128,10 @@ class SessionAffinityRouter:
             target.in_flight -= 1
             self._over(session, turn)
 
-    def _over(self, session: str, turn: tuple[ActorHandle, Call]) -> None:
+    def _suspect(self, target: RoutedBackend) -> None:
+        target.suspect_until = _now() + self._config.suspect_s
+
+    def _over(self, session: str, turn: tuple[ActorHandle, Any]) -> None:
         turns = self._open[session]
         turns.remove(turn)
         if not turns:
@@ -140,29 +146,33 @@ class SessionAffinityRouter:
 
     def _acquire(self, session: str) -> str:
         if not session:
-            raise _refused(400, "a routed request must carry a session_id")
+            raise refused(400, "a routed request must carry a session_id")
         self._expire()
         if session in self._tombstones:
-            raise _refused(410, f"session {session} is retired")
+            raise refused(410, f"session {session} is retired")
         bound = self._bindings.get(session)
         if bound is not None:
             found = self._backends.get(bound)
             if found is None or not found.healthy:
                 why = "is gone" if found is None else "is not healthy"
-                raise _refused(503, f"session {session} is bound to {bound}, which {why}")
+                raise refused(503, f"session {session} is bound to {bound}, which {why}")
             return bound
         if len(self._bindings) >= self._config.max_sessions:
-            raise _refused(503, f"{len(self._bindings)} sessions are bound, as many as may be")
-        healthy = [one for one in self._backends.values() if one.healthy]
-        if not healthy:
-            raise _refused(503, f"none of {len(self._backends)} backends is healthy")
-        now = _now()
-        trusted = [one for one in healthy if one.suspect_until <= now] or healthy
-        chosen = min(trusted, key=lambda one: (one.in_flight, one.assigned))  # the first of equals, by age
+            raise refused(503, f"{len(self._bindings)} sessions are bound, as many as may be")
+        chosen = self._least_loaded()
         chosen.assigned += 1
         self._bindings[session] = chosen.name
         backend().emit("affinity.bound", session=session, target=chosen.name, assigned=chosen.assigned)
         return chosen.name
+
+    def _least_loaded(self) -> RoutedBackend:
+        """Of the healthy backends. Raises HttpError (503) without one."""
+        healthy = [one for one in self._backends.values() if one.healthy]
+        if not healthy:
+            raise refused(503, f"none of {len(self._backends)} backends is healthy")
+        now = _now()
+        trusted = [one for one in healthy if one.suspect_until <= now] or healthy
+        return min(trusted, key=lambda one: (one.in_flight, one.assigned))  # the first of equals, by age
 
     # --- control ---
 
@@ -179,7 +189,7 @@ class SessionAffinityRouter:
         for name, handle in backends:
             kept = old.get(name)
             if kept is None:
-                kept = _Backend(name, handle)
+                kept = RoutedBackend(name, handle)
                 kept.assigned = sum(bound == name for bound in self._bindings.values())  # it was here before
             kept.handle = handle
             self._backends[name] = kept
@@ -262,7 +272,8 @@ class SessionAffinityRouter:
             found.healthy = routable.get(found.name, False)
 
 
-def _refused(status: int, why: str) -> HttpError:
+def refused(status: int, why: str) -> HttpError:
+    """What a router refuses before anything is forwarded."""
     return HttpError(why, status=status, body=why, outcome=Outcome.NOT_DONE)
 
 

@@ -26,7 +26,16 @@ from protocol.serving.http import status_of
 from protocol.serving.native import NativeFormat, json_object
 from protocol.serving.settlement import failed
 from protocol.serving.turn_forward import Ending, TurnForward, forwarded_headers, relayed_headers, rest_of
-from protocol.serving.turn_hooks import MODEL_STEP, REQUEST, SESSION, HookFailed, Turn, TurnHooks
+from protocol.serving.turn_hooks import (
+    MODEL_STEP,
+    REQUEST,
+    SESSION,
+    BadSession,
+    HookFailed,
+    Turn,
+    TurnHooks,
+    session_of,
+)
 
 
 class SessionServer(Entrypoint):
@@ -147,19 +156,20 @@ class SessionServer(Entrypoint):
         if body is None:
             out.fail(form, 400, "the body must be a JSON object")
             return
-        session = body.get(SESSION)
-        if session is not None and (isinstance(session, bool) or not isinstance(session, str | int) or session == ""):
-            out.fail(form, 400, f"{SESSION} must be a text or an integer, not {json.dumps(session)[:50]}")
+        try:
+            session = session_of(body)
+        except BadSession as error:
+            out.fail(form, 400, str(error))
             return
         gated = self._gate is not None
-        if gated and session is None:
+        if gated and not session:
             out.fail(form, 400, f"a generation here must carry a {SESSION}")
         elif gated and body.get("stream") and not self._settings.gated_streams:
             out.fail(form, 400, "a generation here must not be streamed")
         elif _is_traced(body) and body.get("n") not in (None, 1):  # which of them goes into the transcript?
             out.fail(form, 400, f"a turn of a session has one answer: leave n={json.dumps(body['n'])[:20]} out")
         else:
-            await self._admitted(request, form, out, body, "" if session is None else str(session))
+            await self._admitted(request, form, out, body, session)
 
     async def _admitted(
         self, request: RawRequest, form: NativeFormat, out: Downstream, body: dict[str, Any], session: str

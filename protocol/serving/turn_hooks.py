@@ -25,6 +25,20 @@ PRIVATE = (SESSION, REQUEST, MODEL_STEP)
 """Fields of a body that are for hooks alone. They never reach a backend."""
 
 
+class BadSession(ValueError):
+    """What stands for the id of a session is none."""
+
+
+def session_of(body: dict[str, Any]) -> str:
+    """The id of the session that a body names, empty where it names none. 17 and "17" are one. Raises BadSession."""
+    session = body.get(SESSION)
+    if session is None:
+        return ""
+    if isinstance(session, bool) or not isinstance(session, str | int) or session == "":
+        raise BadSession(f"{SESSION} must be a text or an integer, not {json.dumps(session)[:50]}")
+    return str(session)
+
+
 class HookFailed(SeatrialError):
     """A hook cannot do its work with this turn: the client is told, and the turn counts as failed."""
 

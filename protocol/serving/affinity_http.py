@@ -1,0 +1,199 @@
+"""The affinity router over HTTP: in front of session servers, one a backend, in the place of a single one.
+
+Requests in, bytes out, as of a session server (serving.md 4). A turn goes to the one backend of its session and is sent
+at most once; whatever else is asked goes where its session is, or to any healthy backend. What is meant for the engines
+themselves is refused: nobody can say here which of them is meant, and weights change only behind their gates.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncGenerator
+from typing import Any
+
+from protocol.errors import (
+    ActorDied,
+    CallCancelled,
+    ConnectionLost,
+    HttpError,
+    NetworkError,
+    ReadTimeout,
+    SeatrialError,
+)
+from protocol.messages import HttpHead, RawRequest
+from protocol.ports import backend, data_call
+from protocol.serving.affinity import RoutedBackend, SessionAffinityRouter, refused
+from protocol.serving.downstream import JSON_HEADERS, Downstream
+from protocol.serving.formats import format_of, generation_of
+from protocol.serving.http import status_of
+from protocol.serving.native import json_object
+from protocol.serving.turn_hooks import SESSION, BadSession, session_of
+
+RETIRE = "/retire_sessions"
+_OF_ENGINES = (
+    "update_weight",  # _version, s_from_disk, s_from_tensor, ...
+    "init_weights",
+    "destroy_weights",
+    "pause_generation",
+    "continue_generation",
+    "flush_cache",
+    "abort_request",
+    "release_memory",
+    "resume_memory",
+)
+"""How the routes begin that are for an operator of one engine."""
+_BROKEN = (502, 503, 504)
+"""What a session server answers when it does not get through to its engine."""
+
+
+class HttpAffinityRouter(SessionAffinityRouter):
+    """Routes HTTP by session. An actor; its backends are handles of SessionServers.
+
+    ``POST /retire_sessions`` with ``{"session_ids": [...]}`` is :meth:`retire_sessions`, for users without a handle.
+    """
+
+    @data_call
+    async def http(self, request: RawRequest) -> AsyncGenerator[HttpHead | bytes, None]:
+        """Answer one request: the head, then the body in pieces.
+
+        Refusals are told in the client's own format: 400 without a session id, 403 for a route of engines, 410 for a
+        retired session, 503 without capacity or with a backend that is not healthy. What fails before the head is 502,
+        504 after ``forward_timeout_s``, or 503 where nothing was sent; what fails after it raises a NetworkError, so
+        that the connection breaks. Nothing is replayed. A reader that closes the iterator is a client that has gone.
+        """
+        out = Downstream()
+        if request.route == RETIRE:
+            await self._retire(request, out)
+        else:
+            session = _session_in(request)
+            try:
+                target = self._target(request, session)
+            except HttpError as error:
+                self._refuse(request, session or "", error, out)
+            else:
+                async with contextlib.aclosing(self._relayed(request, session or "", target, out)) as pieces:
+                    async for piece in pieces:
+                        yield piece
+        async with contextlib.aclosing(out.pieces()) as told:
+            async for piece in told:
+                yield piece
+
+    # --- where to ---
+
+    def _target(self, request: RawRequest, session: str | None) -> RoutedBackend:
+        """The backend of a request. Raises HttpError, *not done*."""
+        for part in request.route.split("/"):
+            if part.startswith(_OF_ENGINES):
+                raise refused(403, f"{part} is for one engine and not for a session: ask the engine itself")
+        if generation_of(request.method, request.route) is not None:
+            if session is None:
+                raise refused(400, f"the body must be a JSON object whose {SESSION} is a text or an integer")
+            return self._backends[self._acquire(session)]
+        self._expire()
+        if session and (session in self._bindings or session in self._tombstones):
+            return self._backends[self._acquire(session)]  # which binds nothing
+        return self._least_loaded()
+
+    def _refuse(self, request: RawRequest, session: str, error: HttpError, out: Downstream) -> None:
+        status = error.fields["status"]
+        backend().emit("affinity.refused", session=session, request="", status=status, why=error.message)
+        out.fail(format_of(request.route), status, error.message, retry=status == 503)
+        out.end()
+
+    # --- there and back ---
+
+    async def _relayed(
+        self, request: RawRequest, session: str, target: RoutedBackend, out: Downstream
+    ) -> AsyncGenerator[HttpHead | bytes, None]:
+        """The answer of a backend as it comes; what fails before its head is told to ``out``. Raises NetworkError."""
+        target.in_flight += 1
+        stream = target.handle.http(request)
+        turn = (target.handle, stream)
+        self._open.setdefault(session, []).append(turn)
+        waiting = True  # for the head: once it has come, nothing of the turn will be sent that is not sent already
+        try:
+            while True:
+                try:
+                    piece = await self._next(target, stream)
+                except StopAsyncIteration:
+                    if waiting:
+                        self._failed(request, session, target, ConnectionLost(f"{target.name} answered nothing"), out)
+                    break
+                except SeatrialError as error:
+                    if waiting:
+                        self._failed(request, session, target, error, out)
+                        break
+                    if isinstance(error, NetworkError):
+                        raise
+                    raise ConnectionLost(f"{target.name}: {type(error).__name__}: {error.message}") from error
+                if waiting:
+                    waiting = False
+                    self._over(session, turn)
+                    if piece.status in _BROKEN:
+                        self._suspect(target)
+                yield piece
+        finally:
+            target.in_flight -= 1
+            if waiting:
+                self._over(session, turn)
+            await stream.aclose()
+        out.end()
+
+    async def _next(self, target: RoutedBackend, stream: Any) -> Any:
+        waits_s = self._config.forward_timeout_s
+        try:
+            async with asyncio.timeout(waits_s):
+                return await anext(stream)
+        except TimeoutError:
+            raise ReadTimeout(f"{target.name} gave nothing for {waits_s} s") from None
+
+    def _failed(
+        self, request: RawRequest, session: str, target: RoutedBackend, error: SeatrialError, out: Downstream
+    ) -> None:
+        """Before the head: nobody else is asked, whatever is known of it."""
+        form = format_of(request.route)
+        if isinstance(error, CallCancelled) and session in self._tombstones:
+            out.fail(form, 410, f"session {session} was retired while the call was under way")
+            return
+        if isinstance(error, NetworkError | ActorDied):
+            self._suspect(target)
+        status = status_of(error)
+        out.fail(form, status, f"{type(error).__name__}: {error.message}", retry=status == 503)
+
+    # --- the end of episodes ---
+
+    async def _retire(self, request: RawRequest, out: Downstream) -> None:
+        form = format_of(request.route)
+        body = json_object(request.body.decode("utf-8", "replace"))
+        try:
+            if request.method != "POST":
+                out.fail(form, 405, f"{RETIRE} takes POST, not {request.method}")
+                return
+            given = None if body is None else body.get("session_ids")
+            if not isinstance(given, list):
+                raise BadSession('the body must be {"session_ids": [...]}')
+            named = tuple(session_of({SESSION: one}) for one in given)
+            if not all(named):
+                raise BadSession("session_ids: null is no id")
+            await self.retire_sessions(named)
+        except BadSession as error:
+            out.fail(form, 400, str(error))
+        except ReadTimeout as error:  # repeating it is harmless
+            out.fail(form, 504, error.message, retry=True)
+        else:
+            out.whole(200, json.dumps({"retired": len(set(named))}).encode(), JSON_HEADERS)
+        finally:
+            out.end()
+
+
+def _session_in(request: RawRequest) -> str | None:
+    """The session that a request names, empty where it names none; None where it cannot name one."""
+    if generation_of(request.method, request.route) is None and SESSION.encode() not in request.body:
+        return ""
+    body = json_object(request.body.decode("utf-8", "replace"))
+    try:
+        return None if body is None else session_of(body)
+    except BadSession:
+        return None
