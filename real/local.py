@@ -11,12 +11,12 @@ import functools
 import inspect
 import os
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Generator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator
 from typing import Any, NoReturn
 
 import aiohttp
 
-from protocol.errors import NameTaken, NoSuchActor
+from protocol.errors import CallCancelled, NameTaken, NoSuchActor
 from protocol.messages import EngineAddress
 from protocol.ports import (
     ActorHandle,
@@ -164,13 +164,13 @@ class LocalHandle:
         return self  # calls start in the order in which they are made anyway
 
     def cancel(self, call: Call) -> None:
-        assert isinstance(call, LocalCall)
-        call.task.cancel()
+        assert isinstance(call, LocalCall | LocalStream)
+        call.cancel()
 
     def __getattr__(self, method: str) -> Callable[..., Any]:
         found = None if method.startswith("_") else getattr(self.target, method, None)
         if inspect.isasyncgenfunction(found):
-            return found
+            return functools.partial(_stream, found)
         if not inspect.iscoroutinefunction(found):
             raise AttributeError(f"{method!r} is no remote method (public `async def`) of {self.name}")
         return functools.partial(_call, found)
@@ -178,6 +178,10 @@ class LocalHandle:
 
 def _call(method: Callable[..., Coroutine[Any, Any, Any]], *args: Any, **kwargs: Any) -> LocalCall:
     return LocalCall(asyncio.get_running_loop().create_task(method(*args, **kwargs)))
+
+
+def _stream(method: Callable[..., AsyncGenerator[Any, None]], *args: Any, **kwargs: Any) -> LocalStream:
+    return LocalStream(method(*args, **kwargs))
 
 
 class LocalCall:
@@ -189,6 +193,50 @@ class LocalCall:
 
     def __await__(self) -> Generator[Any, None, Any]:
         return asyncio.shield(self.task).__await__()
+
+    def cancel(self) -> None:
+        """Ask the callee to stop."""
+        self.task.cancel()
+
+
+class LocalStream:
+    """The iterator of an async generator. It runs no further than its one reader: nothing piles up for a slow one.
+
+    A time-out around ``anext`` ends the generator, for it runs in the reader's task.
+    """
+
+    def __init__(self, items: AsyncGenerator[Any, None]) -> None:
+        self._items = items
+        self._reader: asyncio.Task[Any] | None = None
+        self._cancelled = False
+
+    def __aiter__(self) -> LocalStream:
+        return self
+
+    async def __anext__(self) -> Any:
+        if self._cancelled:
+            await self._items.aclose()
+            raise CallCancelled("the stream was cancelled")
+        reader = self._reader = asyncio.current_task()
+        assert reader is not None
+        try:
+            return await anext(self._items)
+        except asyncio.CancelledError:
+            if self._cancelled and not reader.uncancel():  # and nobody else wants it to end
+                raise CallCancelled("the stream was cancelled") from None
+            raise
+        finally:
+            self._reader = None
+
+    async def aclose(self) -> None:
+        await self._items.aclose()
+
+    def cancel(self) -> None:
+        """End the generator; its reader gets CallCancelled."""
+        if not self._cancelled:
+            self._cancelled = True
+            if self._reader is not None:
+                self._reader.cancel()
 
 
 class LocalEngines:

@@ -44,8 +44,8 @@ _OF_ENGINES = (
     "resume_memory",
 )
 """How the routes begin that are for an operator of one engine."""
-_BROKEN = (502, 503, 504)
-"""What a session server answers when it does not get through to its engine."""
+_BROKEN = (500, 502, 503, 504)
+"""What a session server answers when it, or a hook of it, does not get through to its engine."""
 
 
 class HttpAffinityRouter(SessionAffinityRouter):

@@ -71,10 +71,12 @@ def free_port() -> int:
         return port
 
 
-def start_engine(folder: pathlib.Path, port: int | None = None) -> Process:
+def start_engine(folder: pathlib.Path, port: int | None = None, *, request_log: pathlib.Path | None = None) -> Process:
     """An emulated engine that starts in a second."""
     port = free_port() if port is None else port
     where = ["--profile", "qwen3-0.6b-rtx4090", "--startup-s", "1", "--port", str(port)]
+    if request_log is not None:
+        where += ["--request-log", str(request_log)]
     engine = Process(["real.emulated", *where], folder / f"engine-{port}-{time.monotonic_ns()}.log")
     engine.url = f"http://127.0.0.1:{port}"
     return engine
