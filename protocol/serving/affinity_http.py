@@ -23,7 +23,7 @@ from protocol.errors import (
     SeatrialError,
 )
 from protocol.messages import HttpHead, RawRequest
-from protocol.ports import backend, data_call
+from protocol.ports import ActorHandle, backend, data_call
 from protocol.serving.affinity import RoutedBackend, SessionAffinityRouter, refused
 from protocol.serving.downstream import JSON_HEADERS, Downstream
 from protocol.serving.formats import format_of, generation_of
@@ -53,6 +53,10 @@ class HttpAffinityRouter(SessionAffinityRouter):
 
     ``POST /retire_sessions`` with ``{"session_ids": [...]}`` is :meth:`retire_sessions`, for users without a handle.
     """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._untold: dict[str, ActorHandle] = {}  # retired session -> the server that has not heard of it yet
 
     @data_call
     async def http(self, request: RawRequest) -> AsyncGenerator[HttpHead | bytes, None]:
@@ -163,6 +167,31 @@ class HttpAffinityRouter(SessionAffinityRouter):
         out.fail(form, status, f"{type(error).__name__}: {error.message}", retry=status == 503)
 
     # --- the end of episodes ---
+
+    async def retire_sessions(self, session_ids: tuple[str, ...]) -> None:
+        """As of every router. A turn may wait in a hook though its client has left: its server is told not to send it.
+
+        Raises ReadTimeout, *unknown*: a server does not say so, and a turn may be sent yet. Repeating it is harmless.
+        """
+        for session in session_ids:
+            bound = self._backends.get(self._bindings.get(session, ""))
+            if bound is not None:
+                self._untold[session] = bound.handle
+        await super().retire_sessions(session_ids)
+        servers: dict[ActorHandle, list[str]] = {}
+        for session in dict.fromkeys(session_ids):
+            if session in self._untold:
+                servers.setdefault(self._untold[session], []).append(session)
+        for server, sessions in servers.items():
+            try:
+                async with asyncio.timeout(self._config.call_timeout_s):
+                    await server.give_up(tuple(sessions))
+            except (TimeoutError, CallCancelled):
+                raise ReadTimeout(f"turns of {sessions[0]} may still be sent: its server does not answer") from None
+            except ActorDied:
+                pass  # it sends nothing any more
+            for session in sessions:
+                self._untold.pop(session, None)
 
     async def _retire(self, request: RawRequest, out: Downstream) -> None:
         form = format_of(request.route)

@@ -22,6 +22,8 @@ class Downstream:
     def __init__(self) -> None:
         self.left = False
         """The client reads no more."""
+        self.given_up = False
+        """What is served is not to be sent to a backend any more."""
         self.begun = False
         """The head has been written."""
         self._pieces: deque[HttpHead | bytes] = deque()

@@ -61,11 +61,19 @@ class SessionServer(Entrypoint):
         self._settings = config
         self._hooks = hooks
         self._serving: dict[asyncio.Task[None], None] = {}
+        self._turns_of: dict[str, list[Downstream]] = {}
+        """Sessions to the generations that are served for them, their clients there or not."""
 
     async def stop(self) -> None:
         for task in tuple(self._serving):
             task.cancel()
         await super().stop()
+
+    async def give_up(self, session_ids: tuple[str, ...]) -> None:
+        """Sessions are over: what is not sent of them yet never is. What is sent is served to its end. Idempotent."""
+        for session in session_ids:
+            for out in self._turns_of.get(session, ()):
+                out.given_up = True
 
     @data_call
     async def http(self, request: RawRequest) -> AsyncGenerator[HttpHead | bytes, None]:
@@ -169,7 +177,14 @@ class SessionServer(Entrypoint):
         elif _is_traced(body) and body.get("n") not in (None, 1):  # which of them goes into the transcript?
             out.fail(form, 400, f"a turn of a session has one answer: leave n={json.dumps(body['n'])[:20]} out")
         else:
-            await self._admitted(request, form, out, body, session)
+            turns = self._turns_of.setdefault(session, [])
+            turns.append(out)
+            try:
+                await self._admitted(request, form, out, body, session)
+            finally:
+                turns.remove(out)
+                if not turns:
+                    del self._turns_of[session]
 
     async def _admitted(
         self, request: RawRequest, form: NativeFormat, out: Downstream, body: dict[str, Any], session: str

@@ -89,6 +89,9 @@ class TurnForward:
             return self.hook_failed("request hook", error)
         if self.aborting():
             return self.aborted()
+        if self.out.given_up:
+            receipt = SettlementReceipt(True, True, "failed: never sent")
+            return Ending(receipt, lambda: self.out.fail(self.form, 410, "the session was retired meanwhile"))
         sent = RawRequest("POST", request.target, forwarded_headers(request), self.outgoing())
         pieces = self.client.exchange(
             sent, connect_timeout_s=self.config.connect_timeout_s, read_timeout_s=self.config.forward_timeout_s

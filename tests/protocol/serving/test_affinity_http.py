@@ -20,7 +20,7 @@ from protocol.serving.affinity_http import RETIRE, HttpAffinityRouter
 from protocol.serving.gate import RequestGate
 from protocol.serving.gateway import Gateway
 from protocol.serving.session_server import SessionServer
-from protocol.serving.turn_hooks import TraceHooks
+from protocol.serving.turn_hooks import TraceHooks, Turn
 from sim.simulation import Simulation
 from tests.protocol.serving.session_world import CHAT, MESSAGES, PATHS, SETTINGS, Seen, Stage, _ready, turn
 from tests.sim.worlds import Evidence
@@ -37,6 +37,7 @@ class Server:
         self.does = "answers"
         self.seen: list[str] = []
         self.open = 0
+        self.given_up: tuple[str, ...] = ()
 
     async def now(self, does: str) -> None:
         self.does = does
@@ -46,6 +47,14 @@ class Server:
 
     async def is_open(self) -> int:
         return self.open
+
+    async def give_up(self, session_ids: tuple[str, ...]) -> None:
+        if self.does == "does not hear":
+            await asyncio.sleep(1e6)
+        self.given_up += session_ids
+
+    async def heard(self) -> tuple[str, ...]:
+        return self.given_up
 
     async def http(self, request: RawRequest) -> AsyncGenerator[HttpHead | bytes, None]:
         self.seen.append(request.target)
@@ -325,6 +334,23 @@ def test_an_answer_that_has_begun_goes_on_though_its_session_is_retired() -> Non
     two(body)
 
 
+def test_a_retirement_is_over_when_the_server_of_the_session_has_heard_of_it() -> None:
+    async def body(world: Two) -> None:
+        for session in ("a", "b", "c"):
+            await world.ask(turn(CHAT, session=session))
+        await world.servers[0].now("does not hear")
+        assert "may still be sent" in refused(await world.retire("a", "b"), RETIRE, 504, "true")
+        refused(await world.ask(turn(CHAT, session="a")), CHAT, 410)
+        refused(await world.retire("a"), RETIRE, 504, "true")  # said again, it is not forgotten who has not heard
+        await world.servers[0].now("answers")
+        assert (await world.retire("a", "b", "never-seen")).status == 200
+        assert [await server.heard() for server in world.servers] == [("a",), ("b",)]
+        await world.port.kill(world.servers[0])
+        assert (await world.retire("c")).status == 200  # what is dead sends nothing
+
+    two(body)
+
+
 def test_a_retirement_that_cannot_be_read_is_refused() -> None:
     async def body(world: Two) -> None:
         for wrong in ({}, [], {"session_ids": "a"}, {"session_ids": ["a", None]}, {"session_ids": [""]}, None):
@@ -339,8 +365,14 @@ def test_a_retirement_that_cannot_be_read_is_refused() -> None:
 # --- before real session servers ---
 
 
-def served(body: Callable[[Stage, list[Stage]], Coroutine[Any, Any, Any]], closed: bool = False) -> Evidence:
-    """A router before two session servers with gates: (all of it, each of them)."""
+def served(
+    body: Callable[[Stage, list[Stage]], Coroutine[Any, Any, Any]],
+    *,
+    closed: bool = False,
+    gated: bool = True,
+    hooks: Any = TraceHooks,
+) -> Evidence:
+    """A router before two session servers: (all of it, each of them)."""
     evidence = Evidence()
     simulation = Simulation(seed=1, nodes=1, gpus_per_node=8, sinks=[evidence.record])
 
@@ -353,8 +385,8 @@ def served(body: Callable[[Stage, list[Stage]], Coroutine[Any, Any, Any]], close
             await _ready(address)
             await gateway.add_replica(address)
             config = GateConfig(initially_closed=closed, initial_model_step=None if closed else 0)
-            gate = await port.spawn(RequestGate, config, name=f"gate-{number}")
-            made = (SETTINGS, address, gateway, gate, TraceHooks(store))
+            gate = await port.spawn(RequestGate, config, name=f"gate-{number}") if gated else None
+            made = (SETTINGS, address, gateway, gate, hooks(store))
             server = await port.spawn(SessionServer, *made, name=f"server-{number}")
             stages.append(Stage(server, store, gate, address, simulation))
         pairs = tuple((stage.engine.name, stage.server) for stage in stages)
@@ -378,6 +410,34 @@ def test_answers_are_those_of_the_session_servers() -> None:
 
     evidence = served(body)
     assert {event.data["target"] for event in evidence.of("affinity.bound")} == {"policy-0", "policy-1"}
+
+
+class SlowToAsk(TraceHooks):
+    """Takes five seconds before a turn is sent."""
+
+    async def on_request(self, turn: Turn) -> None:
+        await super().on_request(turn)
+        await asyncio.sleep(5.0)
+
+
+@pytest.mark.parametrize("left", [False, True])
+@pytest.mark.parametrize("gated", [False, True])
+def test_a_turn_in_its_request_hook_is_not_sent_once_its_session_is_retired(gated: bool, left: bool) -> None:
+    async def body(routed: Stage, stages: list[Stage]) -> None:
+        leaves = {"leave_after_s": 1.0} if left else {}
+        asked = asyncio.ensure_future(routed.ask(turn(CHAT, session="a"), **leaves))
+        await asyncio.sleep(2.0)
+        await routed.server.retire_sessions(("a",))
+        if not left:
+            refused(await asked, CHAT, 410)
+        await asyncio.sleep(10.0)
+        assert (await routed.ask(turn(CHAT, session="b"))).status == 200
+
+    evidence = served(body, hooks=SlowToAsk, gated=gated)
+    assert len(evidence.of("engine.finished")) == 1  # of b
+    assert [event.data["label"] for event in evidence.of("gate.settled")] == (
+        ["failed: never sent", "completed"] if gated else []
+    )
 
 
 @both
