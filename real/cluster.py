@@ -79,6 +79,22 @@ def environment(run: str, folder: str, *, own_cluster: bool) -> dict[str, str]:
     }
 
 
+@contextlib.contextmanager
+def imports_of_ray(*, own_cluster: bool) -> Iterator[None]:
+    """Around what may be the first to import Ray, as a component may: it reads then, for good, whether there is a
+    secret, though the secret itself only later."""
+    before = os.environ.get("RAY_AUTH_MODE")
+    if own_cluster:
+        os.environ["RAY_AUTH_MODE"] = "token"
+    try:
+        yield
+    finally:
+        if own_cluster:
+            del os.environ["RAY_AUTH_MODE"]
+            if before is not None:
+                os.environ["RAY_AUTH_MODE"] = before
+
+
 class LocalCluster:
     """Head and raylets on this machine, named node-0 and so on.
 

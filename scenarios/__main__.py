@@ -149,8 +149,11 @@ def run(
     hang_after_s: float | None,
 ) -> None:
     """Run a scenario and judge it."""
+    from real.cluster import imports_of_ray
+
     shell = Shell(as_json)
-    checked = load(scenario, changes)
+    with imports_of_ray(own_cluster=backend == "real" and not ray):  # it imports the components
+        checked = load(scenario, changes)
     seed = checked.model.seed if seed is None else seed
     if backend == "real":
         if explore or hang_after_s is not None:

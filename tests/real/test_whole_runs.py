@@ -34,13 +34,13 @@ def temporary() -> Iterator[str]:
 
 OUTSIDE = """
 import json
+import ray
 from protocol.ports import backend
 from protocol.serving.gateway import Gateway
 
 class OwnGateway(Gateway):
     def __init__(self, *arguments, **more):
         super().__init__(*arguments, **more)
-        import ray  # not in the driver, before that has said how its Ray is to be
         raylet = ray.get_runtime_context().get_node_id()
         with open(REPORT, "a") as report:
             report.write(json.dumps({"node": backend().node, "raylet": raylet, "file": __file__}) + "\\n")
