@@ -181,11 +181,11 @@ class TestProcesses:
                 await client.generate(request(number, 300))
                 return loop.time() - began
 
-            usual = await takes(1)
+            usual = min([await takes(number) for number in (1, 2, 3)])
             slow = faults.inject("slow", "engine-0", percent=400)
-            assert 2 < await takes(2) / usual < 10
+            assert 2 < await takes(4) / usual < 10
             slow.heal()
-            assert await takes(3) / usual < 2.5
+            assert min([await takes(number) for number in (5, 6, 7)]) / usual < 2.5
 
         world.run(body)
 
@@ -199,13 +199,13 @@ class TestProcesses:
                 await client.generate(request(number, 300))
                 return loop.time() - began
 
-            usual = await takes(1)
+            usual = min([await takes(number) for number in (1, 2, 3)])
             much, little = (faults.inject("slow", "engine-0", percent=percent) for percent in (400, 200))
-            assert 5 < await takes(2) / usual < 20
+            assert 5 < await takes(4) / usual < 20
             faults.repair(little)
-            assert 2 < await takes(3) / usual < 10
+            assert 2 < await takes(5) / usual < 10
             faults.repair(much)
-            assert await takes(4) / usual < 2.5
+            assert min([await takes(number) for number in (6, 7, 8)]) / usual < 2.5
 
         world.run(body)
 
@@ -441,17 +441,17 @@ class TestHttp:
     def test_a_partition_holds_a_stream_that_is_under_way_and_the_engine_goes_on(self, world: FaultedArm) -> None:
         async def body(backend: Any, faults: Faults) -> None:
             counts: list[int] = []
-            reading = await _stream_under_way(backend, counts)
+            reading = await _stream_under_way(backend, faults, counts)
             cut = faults.partition("driver", "engine-0")
             await asyncio.sleep(0.5)  # what was on its way has arrived
             before = list(counts)
-            await asyncio.sleep(3)
+            await asyncio.sleep(6)
             assert counts == before and before[-1] < 400 and not reading.done()
             faults.repair(cut)
             await reading
             assert counts == sorted(counts) and counts[-1] == 400
 
-        events = world.run(body)
+        events = [event for event in world.run(body) if event.data.get("fault") != 1]
         assert kinds(events, "engine.finished", "fault.healed") == ["engine.finished", "fault.healed"]
         held = told(events, "call.fate", "fate", "source", "target")
         assert set(held) == {("held", "engine-0", "driver")}
@@ -460,7 +460,7 @@ class TestHttp:
     def test_latency_moves_a_stream_that_is_under_way_and_does_not_stretch_it(self, world: FaultedArm) -> None:
         async def body(backend: Any, faults: Faults) -> None:
             counts: list[int] = []
-            reading = await _stream_under_way(backend, counts)
+            reading = await _stream_under_way(backend, faults, counts)
             faults.inject("latency", link=("engine-0", "driver"), extra_s=2.0)
             await asyncio.sleep(0.5)
             before = list(counts)
@@ -470,7 +470,8 @@ class TestHttp:
                 await reading
             assert counts == sorted(counts) and counts[-1] == 400
 
-        assert told(world.run(body), "fault.healed", "hits") == [(1,)], "of one call, though each of its events is late"
+        healed = told(world.run(body), "fault.healed", "fault", "hits")
+        assert dict(healed)[2] == 1, "of one call, though each of its events is late"
 
 
 class TestStorage:
@@ -651,9 +652,13 @@ async def _result(call: Any) -> Any:
     return await call
 
 
-async def _stream_under_way(backend: Any, counts: list[int]) -> asyncio.Future[None]:
-    """A stream of 400 tokens of which the first have arrived; ``counts`` grows as the others do."""
+async def _stream_under_way(backend: Any, faults: Faults, counts: list[int]) -> asyncio.Future[None]:
+    """A stream of 400 tokens of which the first have arrived; ``counts`` grows as the others do.
+
+    Its engine is slow, by the first fault, so that there are others whatever else the machine does.
+    """
     client = await ready_engine(backend)
+    faults.inject("slow", "engine-0", percent=400)
 
     async def read() -> None:
         async for count in client.stream(request(1, 400)):
