@@ -11,12 +11,14 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from protocol.config import JudgeConfig
 from protocol.errors import HttpError
 from protocol.messages import message
 from protocol.ports import EngineOptions
+
+if TYPE_CHECKING:  # engines take this module, and do without pydantic
+    from protocol.config import JudgeConfig
 
 GENERATIONS = ("turing", "ampere", "ada", "hopper", "blackwell")
 """Generations of GPUs, oldest first."""

@@ -83,7 +83,8 @@ def test_a_call_of_the_model_is_handed_on_and_says_who_answered() -> None:
     reply = ask(sent)
     assert reply.status == 200 and (reply.body["engine_host"], reply.body["engine_port"]) == ("host", 30_000)
     handed = reply.body["answer"]["body"]
-    assert handed == {"text": "x", "sampling_params": {"temperature": 0}, "logprob": True, "rid": handed["rid"]}
+    merged = {"temperature": 0.0, "top_p": 1.0, "top_k": -1, "max_new_tokens": 1024}  # with the defaults, scaling.md 8
+    assert handed == {"text": "x", "sampling_params": merged, "logprob": True, "rid": handed["rid"]}
     assert ask({"text": "x", "rid": "mine"}).body["answer"]["body"]["rid"] == "mine"
 
 
