@@ -258,13 +258,16 @@ class SimEngine(EngineLifecycle):
 
     def client_gone(self, rid: str, *, streaming: bool) -> None:
         """The client closed its connection. The engine notices late: a stream after 0.3 s, else at a 4 s check."""
+        if self.postponed(lambda: self.client_gone(rid, streaming=streaming)):
+            return  # and so may be the request
         request = self.live.get(rid)
-        if request is None or self.postponed(lambda: self.client_gone(rid, streaming=streaming)):
+        if request is None:
             return
         if streaming:
             delay = STREAM_DISCONNECT_NS
         else:
-            delay = -(self.env._now - request.submitted_ns) % DISCONNECT_CHECK_NS
+            # The first check comes a whole interval after the request, though its client has been gone since before it.
+            delay = DISCONNECT_CHECK_NS - (self.env._now - request.submitted_ns) % DISCONNECT_CHECK_NS
         self.after(delay, lambda: self._abort_gone(request))
 
     def _abort_gone(self, request: Request) -> None:

@@ -128,6 +128,8 @@ class EngineProcess(Process):
     def client_gone(self, exchange: Exchange) -> None:
         """The client closed its connection before the answer."""
         self.open.pop(exchange.number, None)
+        if self.engine.postponed(lambda: self.client_gone(exchange)):
+            return  # and so may be the reading of its request
         rids = self.json_rids.pop(exchange.number, ())
         if isinstance(exchange.body, GenerateRequest):
             rids = (exchange.body.request_id,)

@@ -116,12 +116,15 @@ class Exchange:
 
     def lost(self, leg: int) -> None:
         """A fate or a lossy link took a message: the connection stands, and nothing comes."""
-        if leg == REQUEST and self.state == CONNECTING:
-            self._connected(SENT)
+        if leg == REQUEST:
+            self.late()
 
     def late(self) -> None:
-        """Its request is under way for longer than a link takes: the connection stands, and waits."""
-        if self.state == CONNECTING:
+        """Its request is under way for longer than a link takes: the connection stands, and waits.
+
+        Not with the dead: nobody accepts it there, and the connect time-out goes on.
+        """
+        if self.state == CONNECTING and self.server.alive:
             self._connected(SENT)
 
     def fail_now(self) -> None:
@@ -197,10 +200,7 @@ class Exchange:
         """There is a connection."""
         self.state = state
         self._connected_at = self.network.world.clock._now
-        connect = self._connect
-        if connect is not None:
-            connect.cancel()
-            self._connect = None
+        self._stop_connect()
         late = self._read_late
         if late is not None:
             self._read, self._read_late = late, None
@@ -300,9 +300,14 @@ class Streamed:
         )
 
     def _arrive(self, number: int, value: Any) -> None:
-        self._arrived[number] = value
-        while self._next in self._arrived:
-            self._exchange._item(self._arrived.pop(self._next))
+        arrived = self._arrived
+        if number == self._next:  # nearly always
+            self._exchange._item(value)
+            self._next += 1
+        else:
+            arrived[number] = value
+        while arrived and self._next in arrived:
+            self._exchange._item(arrived.pop(self._next))
             self._next += 1
         if self._end is not None:
             self._arrive_end(*self._end)

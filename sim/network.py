@@ -389,7 +389,7 @@ class Network:
             self._enter(link, src, dst, leg, call, size, fn, args)
         elif kind == "error_now":
             call.fail_now()
-        else:
+        elif not link.blocks:  # else the handshake is held
             call.late()
         self._call_after(
             ns(fate.delay_s), self._enter, link, src, dst, leg, call, size, fn, args, background=call.background

@@ -184,6 +184,30 @@ def test_a_vanished_client_is_noticed_late(world: World) -> None:
     assert 4 * S <= world.results["plain"].finished_at_ns - began < 4 * S + 10 * MS  # 3.6 s of wasted decode
 
 
+def test_a_client_that_is_gone_as_its_request_comes_is_noticed_at_the_first_look() -> None:
+    world = World(tiny(context_length=4000))
+    world.submit("plain", 20, 3900)
+    began = world.env.now
+    world.engine.client_gone("plain", streaming=False)
+    world.run_for(5 * S)
+    assert 4 * S <= world.results["plain"].finished_at_ns - began < 4 * S + 10 * MS
+
+
+@pytest.mark.parametrize(("streaming", "look"), [(False, 4 * S), (True, 300 * MS)])
+def test_a_client_that_leaves_a_stopped_engine_is_noticed_after_it_goes_on(streaming: bool, look: int) -> None:
+    world = World(tiny(context_length=4000))
+    world.engine.freeze()
+    world.submit("late", 20, 3900)
+    world.run_for(1 * S)
+    world.engine.client_gone("late", streaming=streaming)
+    world.run_for(1 * S)
+    world.engine.thaw()
+    began = world.env.now
+    world.run_for(6 * S)
+    assert look <= world.results["late"].finished_at_ns - began < look + 10 * MS
+    assert world.results["late"].finish_reason == "abort"
+
+
 def test_what_a_vanished_client_ends_of_others_is_evidence(world: World) -> None:
     for rid in ("rid-1", "rid-10", "other"):
         world.submit(rid, 20, 480)

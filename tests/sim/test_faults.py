@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -509,6 +510,68 @@ class TestReadTimeouts:
             await asyncio.sleep(10)
 
         assert len(kinds(run(body), "engine.post")) == 1
+
+    @pytest.mark.parametrize("read_timeout_s", [None, 3.0])
+    @pytest.mark.parametrize(
+        ("way", "name", "params"),
+        [
+            ("lost", "delayed_delivery", {"delay_s": 0.5}),
+            ("lost", "request_lost", {}),
+            ("cut_off", "delayed_delivery", {"delay_s": 0.5}),
+        ],
+    )
+    def test_there_is_no_connection_with_a_node_that_is_lost_or_cut_off(
+        self, way: str, name: str, params: dict[str, Any], read_timeout_s: float | None
+    ) -> None:
+        async def body(backend: Any, simulation: Simulation) -> None:
+            loop = asyncio.get_running_loop()
+            _, client = await engine(backend, node="node-1")
+            if way == "lost":
+                simulation.cluster.lose("node-1")
+            else:
+                simulation.faults.inject("partition", TestLinks.LINK, {}, must_hit={}, for_s=60)
+            simulation.faults.inject(name, Target(destination="engine-0"), params, must_hit={})
+            began = loop.time()
+            with pytest.raises(ConnectTimeout) as lost:
+                async with asyncio.timeout(100):
+                    await client.post("/flush_cache", {}, connect_timeout_s=2, read_timeout_s=read_timeout_s)
+            assert lost.value.outcome is Outcome.NOT_DONE and loop.time() - began == pytest.approx(2, abs=0.001)
+            await asyncio.sleep(100)
+
+        assert not kinds(run(body, nodes=2), "engine.post")
+
+    def test_of_a_generation_that_comes_later_still_and_runs_until_somebody_looks(self) -> None:
+        async def body(backend: Any, simulation: Simulation) -> None:
+            _, client = await engine(backend)
+            simulation.faults.inject(
+                "delayed_delivery", Target(destination="engine-0"), {"delay_s": 3.0, "count": 1}, must_hit={}
+            )
+            with pytest.raises(ReadTimeout):
+                await client.generate(request(1, 400), read_timeout_s=2)  # which take less than the 4 s of a look
+            await asyncio.sleep(30)
+
+        (finished,) = [event.data for event in run(body) if event.kind == "engine.finished"]
+        assert (finished["reason"], finished["completion_tokens"]) == ("length", 400)
+
+    def test_of_streams_that_a_stopped_engine_finds_when_it_goes_on(self) -> None:
+        chat = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 400, "ignore_eos": True}
+
+        async def body(backend: Any, simulation: Simulation) -> None:
+            _, client = await engine(backend)
+            simulation.faults.inject("sigstop", Target(name="engine-0"), {}, must_hit={}, for_s=5)
+            asked = json.dumps({**chat, "stream": True})
+            for events in (
+                client.stream(request(1, 400), read_timeout_s=2),
+                client.forward_stream("/v1/chat/completions", asked, read_timeout_s=2),
+            ):
+                with pytest.raises(ReadTimeout):
+                    async for _ in events:
+                        pass
+            await asyncio.sleep(30)
+
+        finished = [event.data for event in run(body) if event.kind == "engine.finished"]
+        assert [each["reason"] for each in finished] == ["abort", "abort"]
+        assert all(0 < each["completion_tokens"] < 400 for each in finished)  # gone at the look 0.3 s later
 
 
 class TestMetrics:
