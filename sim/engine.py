@@ -266,8 +266,9 @@ class SimEngine(EngineLifecycle):
         if streaming:
             delay = STREAM_DISCONNECT_NS
         else:
-            # The first check comes a whole interval after the request, though its client has been gone since before it.
-            delay = DISCONNECT_CHECK_NS - (self.env._now - request.submitted_ns) % DISCONNECT_CHECK_NS
+            elapsed = self.env._now - request.submitted_ns
+            # The first check comes a whole interval after the request, though its client was gone before it came.
+            delay = -elapsed % DISCONNECT_CHECK_NS if elapsed else DISCONNECT_CHECK_NS
         self.after(delay, lambda: self._abort_gone(request))
 
     def _abort_gone(self, request: Request) -> None:
