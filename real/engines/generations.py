@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
+from weakref import WeakSet
 
 import aiohttp
 from aiohttp import web
@@ -67,6 +68,7 @@ class Generations:
         self._changed = changed
         self._tells_sampling = tells_sampling
         self._open: dict[asyncio.Task[Any], _Generation] = {}
+        self._callers_gone: WeakSet[asyncio.Task[Any]] = WeakSet()  # of exchanges that had not begun, or were over
         self._foreign = 0
         self.conversations = Conversations(log)
 
@@ -89,6 +91,8 @@ class Generations:
         self.conversations.received(inbound.route, rid, inbound.body)
         generation = self._open[task] = _Generation(rid, streaming, accepted_s, self._served.epoch)
         self._changed(len(self._open))
+        if task in self._callers_gone:
+            self.caller_gone(task)
         outgoing: Outgoing | None = None
         try:
             content = {"Content-Type": "application/json"}
@@ -122,11 +126,12 @@ class Generations:
         """The caller of an exchange closed its connection: stop the generation when SGLang would have noticed."""
         generation = self._open.get(exchange)
         if generation is None:
+            self._callers_gone.add(exchange)  # held up on its way to the engine, it is delivered all the same
             return
         if generation.streaming:
             delay = _STREAM_LOOK_S
         else:
-            delay = -(asyncio.get_running_loop().time() - generation.accepted_s) % _CHECK_S
+            delay = _CHECK_S - (asyncio.get_running_loop().time() - generation.accepted_s) % _CHECK_S
         self._keep(self._stop(exchange, generation, delay))
 
     async def _stop(self, exchange: asyncio.Task[Any], generation: _Generation, delay: float) -> None:

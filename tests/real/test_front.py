@@ -12,11 +12,12 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import aiohttp
+import pytest
 from aiohttp import web
 
 from real.engines.front import Front
 from real.engines.served import Served
-from real.engines.traffic import Message, Traffic
+from real.engines.traffic import Fate, Message, Traffic
 from real.evidence import ProcessLog
 from tests.real.engine_world import until
 
@@ -127,3 +128,41 @@ def test_a_stream_that_is_held_up_does_not_hold_the_engine_up(tmp_path: pathlib.
     told = asyncio.run(body())
     events = [part + b"\n\n" for part in told.split(b"\n\n") if part.startswith(b"data: ")]
     assert events == [*map(event, range(2, 21)), b"data: [DONE]\n\n"]
+
+
+class Late(Traffic):
+    """Delivers every generation late."""
+
+    async def request(self, message: Message) -> Fate:
+        return Fate("deliver", 0.5) if message.route == "/generate" else Fate()
+
+
+@pytest.mark.parametrize("streaming", [True, False])
+def test_a_late_generation_whose_caller_has_gone_is_stopped_when_somebody_looks(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, streaming: bool
+) -> None:
+    """And is delivered before that: the look comes 0.3 s after it, or the whole interval of a check."""
+    monkeypatch.setattr("real.engines.generations._CHECK_S", 0.6)
+    came: dict[str, tuple[float, Any]] = {}
+    aborted = asyncio.Event()
+
+    async def answer(request: web.Request) -> web.Response:
+        came[request.path] = time.monotonic(), await request.json()
+        if request.path == "/generate":
+            await aborted.wait()
+        else:
+            aborted.set()
+        return web.Response(status=400)
+
+    async def body() -> None:
+        async with fronted(tmp_path, answer, Late()) as (front, url), aiohttp.ClientSession(url) as session:
+            began = time.monotonic()
+            with pytest.raises(TimeoutError):
+                asked = {"rid": "r", "stream": streaming}
+                await session.post("/generate", json=asked, timeout=aiohttp.ClientTimeout(total=0.2))
+            await until(aborted.is_set)
+            await until(lambda: not front.in_flight)
+            assert came["/generate"][0] - began >= 0.5 and came["/abort_request"][1] == {"rid": "r"}
+            assert came["/abort_request"][0] - came["/generate"][0] >= (0.25 if streaming else 0.5)
+
+    asyncio.run(body())
