@@ -232,7 +232,7 @@ class LocalStream:
         await self._items.aclose()
 
     def cancel(self) -> None:
-        """End the generator; its reader gets CallCancelled."""
+        """End the generator; its reader gets CallCancelled. While nobody reads, it ends at the next anext or aclose."""
         if not self._cancelled:
             self._cancelled = True
             if self._reader is not None:

@@ -74,6 +74,22 @@ def test_a_published_file_has_its_name_on_the_disk(storage: FileStorage, disk: D
     assert disk.take() == ["rename v7.tmp v7", "fsync folder ."]
 
 
+def test_a_rename_is_done_though_somebody_has_removed_the_folder_it_was_in(
+    storage: FileStorage, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asyncio.run(storage.write("staged/v7/shard-0", b"weights"))
+    rename = os.rename
+
+    def renamed(old: pathlib.Path, new: pathlib.Path) -> None:
+        rename(old, new)
+        old.parent.rmdir()
+
+    monkeypatch.setattr("real.storage.os.rename", renamed)
+    asyncio.run(storage.rename("staged/v7", "exports/v7"))
+    assert asyncio.run(storage.list("")) == ("exports/v7/shard-0",)
+    assert '"kind":"storage.failed"' not in (tmp_path / "events" / "writer-1.jsonl").read_text()
+
+
 def test_a_rename_that_may_not_outlive_a_loss_of_power_has_failed(
     storage: FileStorage, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
