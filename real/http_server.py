@@ -13,7 +13,7 @@ import hmac
 import ipaddress
 import logging
 from collections.abc import Awaitable, Iterator, MutableMapping
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
@@ -26,6 +26,7 @@ from protocol.serving.http import PROMETHEUS, HttpAnswer, HttpRequest, HttpStrea
 from real.http_metrics import HttpMetrics, Seen
 
 _SHORTEST_TOKEN = 16
+_CHUNK_FRAMING = 32  # bytes around a piece of an answer whose length is not known before, at most
 _CLOSE_S = 1.0  # for aiohttp to close what has been cancelled, and for a client to stop sending a refused body
 
 
@@ -64,8 +65,8 @@ class ServerSettings(BaseModel):
     """From a connection's beginning, or from when the last whole answer was given to it, to the next request's head."""
     write_timeout_s: Seconds = 60.0
     """For a client to make room for the next piece of a streamed answer: one that does not read holds no stream, and
-    nothing that was forwarded for it, for longer. As much is added to ``head_timeout_s`` for one that does not read
-    the end of an answer."""
+    nothing that was forwarded for it, for longer. As much is added to ``head_timeout_s`` for one that reads nothing
+    more of the end of an answer."""
 
     @model_validator(mode="after")
     def _guarded(self) -> ServerSettings:
@@ -77,6 +78,13 @@ class ServerSettings(BaseModel):
         if token and (len(token) < _SHORTEST_TOKEN or not token.isascii() or not token.isprintable() or " " in token):
             raise ValueError(f"token: at least {_SHORTEST_TOKEN} printable ASCII characters without spaces")
         return self
+
+
+class _Idle(NamedTuple):
+    """A connection without a request in hand: since when nothing of its last answer is taken, and bytes left of it."""
+
+    since: float
+    untaken: int
 
 
 class HttpServer:
@@ -94,7 +102,7 @@ class HttpServer:
         self._open: dict[asyncio.Task[Any], Any] = {}  # to the connection that it answers
         self._runner: web.AppRunner | None = None
         self._closing: asyncio.Task[None] | None = None
-        self._idle: dict[Any, float] = {}  # connection without a request in hand -> since when
+        self._idle: dict[Any, _Idle] = {}  # by connection
 
     async def start(self) -> tuple[str, int]:
         """Listen; returns (host, port). Raises PortTaken."""
@@ -147,13 +155,19 @@ class HttpServer:
             assert self._runner is not None and self._runner.server is not None  # stop() ends this first
             busy = set(self._open.values())
             idle = [connection for connection in self._runner.server.connections if connection not in busy]
-            self._idle = {connection: self._idle.get(connection, now()) for connection in idle}
-            for connection, since in self._idle.items():
+            self._idle = {connection: self._looked_at(connection, now()) for connection in idle}
+            for connection, (since, _) in self._idle.items():
                 if now() - since < limit_s or connection.transport is None:
                     continue
                 connection.transport.close()  # once it has read the last answer to it
                 if now() - since >= limit_s + self._settings.write_timeout_s:
                     connection.transport.abort()
+
+    def _looked_at(self, connection: Any, now: float) -> _Idle:
+        """An idle connection as it is now. The time of one that reads begins anew, however slowly it does."""
+        untaken = 0 if connection.transport is None else connection.transport.get_write_buffer_size()
+        before = self._idle.get(connection)
+        return _Idle(now if before is None or untaken < before.untaken else before.since, untaken)
 
     @contextlib.contextmanager
     def _in_hand(self, raw: web.Request) -> Iterator[None]:
@@ -226,15 +240,26 @@ class HttpServer:
             try:
                 async for event in events:
                     data = "".join(f"data: {line}\n" for line in event.split("\n")).encode() + b"\n"
-                    await self._taken(raw, response.write(data))
+                    await self._write(raw, response, data)
                 await self._taken(raw, response.write_eof())
                 seen.status = answer.status
             except ClientStalled:
                 pass  # as with one that has gone: there is nobody to tell
         return response
 
-    async def _taken(self, raw: web.Request, sending: Awaitable[None]) -> None:
+    async def _write(self, raw: web.Request, response: web.StreamResponse, piece: bytes) -> None:
         """Send a piece of an answer. Waits while the client reads slowly, so that few are ever kept for it.
+
+        Raises:
+            ClientStalled: as of :meth:`_taken`.
+        """
+        if _has_room(raw, len(piece)):
+            await response.write(piece)  # waits for nobody then: a clock for each event would be for nothing
+        else:
+            await self._taken(raw, response.write(piece))
+
+    async def _taken(self, raw: web.Request, sending: Awaitable[None]) -> None:
+        """Send what may have to wait for the client.
 
         Raises:
             ClientStalled: for ``write_timeout_s`` it made no room for it.
@@ -246,6 +271,18 @@ class HttpServer:
             if raw.transport is not None:
                 raw.transport.abort()
             raise ClientStalled from None
+
+
+def _has_room(raw: web.Request, size: int) -> bool:
+    """Whether nobody waits on a connection, and a piece of so many bytes leaves it below the mark above which one does.
+
+    Who waits does so until it is below a lower mark.
+    """
+    transport = raw.transport
+    if transport is None or raw.protocol.writing_paused:
+        return False
+    _, high = transport.get_write_buffer_limits()
+    return transport.get_write_buffer_size() + size + _CHUNK_FRAMING <= high
 
 
 def _whole(answer: HttpAnswer) -> web.Response:

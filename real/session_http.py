@@ -15,7 +15,7 @@ from protocol.errors import NetworkError
 from protocol.messages import HttpHead, RawRequest
 from protocol.ports import ActorHandle
 from protocol.serving.formats import format_of
-from protocol.serving.http import Refusal, Routes
+from protocol.serving.http import Refusal, Routes, status_of
 from real.http_metrics import Seen
 from real.http_server import ClientStalled, HttpServer, ServerSettings
 
@@ -70,14 +70,16 @@ class SessionFront(HttpServer):
             await response.prepare(raw)
             try:
                 async for piece in pieces:
-                    await self._taken(raw, response.write(piece))
+                    await self._write(raw, response, piece)
                 await self._taken(raw, response.write_eof())
-            except NetworkError:  # the backend broke off: so must this connection, or the body would look whole
+                seen.status = response.status
+            except NetworkError as error:
+                seen.status = status_of(error)
+                # The backend broke off: so must this connection, or the body would look whole.
                 if raw.transport is not None:
                     raw.transport.abort()
             except ClientStalled:
-                return response
-            seen.status = response.status
+                pass  # as with one that has gone: there is nobody to tell
         return response
 
 

@@ -19,6 +19,8 @@ from protocol.serving.http import PROMETHEUS, Handler, HttpAnswer, HttpRequest, 
 from real.http_server import HttpServer, PortTaken, ServerSettings, is_loopback
 
 TOKEN = "0123456789abcdef-token"
+PIECES = 3200
+"""Of a long stream, 10,000 bytes each: more than the kernel keeps for a connection."""
 
 
 class Handlers:
@@ -63,6 +65,9 @@ class Handlers:
                 raise ConnectionLost("cut")
             if body == b"wait":
                 await self.go_on.wait()
+            if body == b"much":
+                for _ in range(PIECES):
+                    yield "x" * 10_000
             if body == b"flood":
                 while True:
                     yield "x" * 10_000
