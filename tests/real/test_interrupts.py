@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import pathlib
 import signal
@@ -189,14 +190,18 @@ def test_where_ctrl_c_is_ignored_it_still_is_and_sigterm_ends_the_run(
 # --- who watches ---
 
 
-def broken_by(stage: Any, monkeypatch: pytest.MonkeyPatch, within_s: float = 5.0) -> str:
-    """What a stage that is watched says of its end, when the watching has ended it; empty when it did not."""
+def broken_by(stage: Any, monkeypatch: pytest.MonkeyPatch, enough: Callable[[], bool] = lambda: False) -> str:
+    """What a stage that is watched says of its end, when the watching has ended it; empty when it had not before it
+    was watched enough, or for 5 s."""
     monkeypatch.setattr(real_world, "_LOOK_S", 0.005)
 
     async def body() -> None:
         watching = asyncio.create_task(stage._keep_watching(asyncio.current_task()))
         try:
-            await asyncio.sleep(within_s)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(5.0):
+                    while not enough():
+                        await asyncio.sleep(0.005)
         finally:
             watching.cancel()
 
@@ -235,6 +240,6 @@ def test_a_display_that_fails_ends_no_run_and_is_left_alone(
 
     warden: Any = SimpleNamespace(renew=lambda: renewed.append(1))
     stage = bare_stage(tmp_path, watch=real_run._with_warden(warden, show))
-    assert broken_by(stage, monkeypatch, 0.3) == ""
+    assert broken_by(stage, monkeypatch, lambda: len(renewed) > 3) == ""
     assert len(renewed) > 3 and shown == [stage]
     assert "BrokenPipeError" in capsys.readouterr().out  # of a run: in its folder of logs
