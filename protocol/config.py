@@ -313,6 +313,9 @@ class AffinityConfig(ComponentConfig):
     """No new session for so long after a transport error: a backend that fails at once has the fewest in flight."""
     call_timeout_s: Seconds = 5.0
     """Longest wait for the gateway to answer."""
+    retire_timeout_s: Seconds = 4.0
+    """Longest wait until no turn of retired sessions can be sent; below ``call_timeout_s`` of the controller, whose
+    caller is told then whose turn it is."""
 
 
 class ProxyConfig(ComponentConfig):

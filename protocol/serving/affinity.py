@@ -200,12 +200,18 @@ class SessionAffinityRouter:
         Turns of theirs that are under way have lost their callers. The entrypoints are told, so that none is sent to a
         backend from now on (A-I2); one that is sent already runs to its end there.
 
-        Raises ReadTimeout, *unknown*: an entrypoint does not say so, and a turn that waits at its gate may be sent yet.
+        Raises ReadTimeout, *unknown*, after ``retire_timeout_s``: an entrypoint does not say so, and a turn that waits
+        at its gate may be sent yet. All of them are retired then too, and repeating it is harmless.
         """
+        self._bury(session_ids)
+        await self._until_unsent(session_ids)
+
+    def _bury(self, sessions: tuple[str, ...]) -> None:
+        """Unbind sessions and set their tombstones: from now on no turn of theirs is taken."""
         expired = self._expire()
         forgotten_at = _now() + self._config.tombstone_ttl_s
         unbound = 0
-        for session in session_ids:
+        for session in sessions:
             bound = self._bindings.pop(session, None)
             if bound is not None:
                 unbound += 1
@@ -213,34 +219,44 @@ class SessionAffinityRouter:
                     self._backends[bound].assigned -= 1
             self._tombstones.setdefault(session, forgotten_at)
         while len(self._tombstones) > self._config.max_tombstones:
-            del self._tombstones[next(iter(self._tombstones))]
+            self._forget(next(iter(self._tombstones)))
             expired += 1
         backend().emit(
             "affinity.retired",
-            sessions=len(session_ids),
+            sessions=len(sessions),
             bound=unbound,
             tombstones=len(self._tombstones),
             expired=expired,
         )
-        left = [session for session in session_ids if session in self._open]
-        if left:
-            await self._given_up(left)
+
+    async def _until_unsent(self, sessions: tuple[str, ...]) -> None:
+        """Wait until nothing of buried sessions can be sent any more, within one deadline. Raises ReadTimeout."""
+        left = [session for session in sessions if self._may_be_sent(session)]
+        if not left:
+            return
+        try:
+            async with asyncio.timeout(self._config.retire_timeout_s):
+                await self._given_up(left)
+        except TimeoutError:
+            late = next((session for session in left if self._may_be_sent(session)), left[0])
+            raise ReadTimeout(f"turns of {late} may still be sent: who has them does not answer") from None
+
+    def _may_be_sent(self, session: str) -> bool:
+        """Whether somebody has a turn of a buried session and has not said that he will not send it."""
+        return session in self._open
 
     async def _given_up(self, sessions: list[str]) -> None:
+        """Give up the turns that are under way of sessions, and wait until they have ended."""
         for session in sessions:
-            for handle, call in self._open[session]:
+            for handle, call in self._open.get(session, ()):
                 handle.cancel(call)
-        try:
-            async with asyncio.timeout(self._config.call_timeout_s):
-                while any(session in self._open for session in sessions):
-                    ending: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-                    self._ending[ending] = None
-                    try:
-                        await ending
-                    finally:
-                        del self._ending[ending]
-        except TimeoutError:
-            raise ReadTimeout(f"turns of {sessions[0]} may still be sent: its entrypoint does not answer") from None
+        while any(session in self._open for session in sessions):
+            ending: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._ending[ending] = None
+            try:
+                await ending
+            finally:
+                del self._ending[ending]
 
     async def snapshot(self) -> AffinitySnapshot:
         """What is bound, remembered and in flight."""
@@ -258,8 +274,12 @@ class SessionAffinityRouter:
                 break
             over.append(session)
         for session in over:
-            del self._tombstones[session]
+            self._forget(session)
         return len(over)
+
+    def _forget(self, session: str) -> None:
+        """A tombstone's time is over."""
+        del self._tombstones[session]
 
     async def _sync(self) -> None:
         assert self._gateway is not None

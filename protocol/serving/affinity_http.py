@@ -1,8 +1,8 @@
 """The affinity router over HTTP: in front of session servers, one a backend, in the place of a single one.
 
 Requests in, bytes out, as of a session server (serving.md 4). A turn goes to the one backend of its session and is sent
-at most once; whatever else is asked goes where its session is, or to any healthy backend. What is meant for the engines
-themselves is refused: nobody can say here which of them is meant, and weights change only behind their gates.
+at most once; what only reads or counts goes where its session is, or to any healthy backend. All else is refused:
+nobody can say here which of the engines is meant, and weights change, and turns are sent, only behind their gates.
 """
 
 from __future__ import annotations
@@ -42,8 +42,17 @@ _OF_ENGINES = (
     "abort_request",
     "release_memory",
     "resume_memory",
+    "sleep",
+    "wake",
+    "terminate",
+    "start_",  # _profile, _expert_distribution_record
+    "stop_",
+    "dump_",
 )
-"""How the routes begin that are for an operator of one engine."""
+"""How the routes begin that are for an operator of one engine, who may call some of them by GET."""
+_READING = ("GET", "HEAD", "OPTIONS")
+_COUNTING = ("count_tokens", "tokenize", "detokenize", "responses")
+"""How the other routes end that any engine may answer, session or not; the last is answered 501 by session servers."""
 _BROKEN = (500, 502, 503, 504)
 """What a session server answers when it, or a hook of it, does not get through to its engine."""
 
@@ -56,7 +65,8 @@ class HttpAffinityRouter(SessionAffinityRouter):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._untold: dict[str, ActorHandle] = {}  # retired session -> the server that has not heard of it yet
+        self._left: dict[str, dict[ActorHandle, None]] = {}
+        """Sessions, bound or with a tombstone, to the servers that may have a turn of theirs unsent, with no reader."""
 
     @data_call
     async def http(self, request: RawRequest) -> AsyncGenerator[HttpHead | bytes, None]:
@@ -88,10 +98,15 @@ class HttpAffinityRouter(SessionAffinityRouter):
 
     def _target(self, request: RawRequest, session: str | None) -> RoutedBackend:
         """The backend of a request. Raises HttpError, *not done*."""
-        for part in request.route.split("/"):
+        generates = generation_of(request.method, request.route) is not None
+        parts = request.route.rstrip("/").split("/")
+        for part in parts:
             if part.startswith(_OF_ENGINES):
                 raise refused(403, f"{part} is for one engine and not for a session: ask the engine itself")
-        if generation_of(request.method, request.route) is not None:
+        if not generates and request.method not in _READING and parts[-1] not in _COUNTING:
+            # What an engine has besides may change it, or generate behind the back of its gate.
+            raise refused(403, f"{request.method} {request.route} is nothing for a session: ask the engine itself")
+        if generates:
             if session is None:
                 raise refused(400, f"the body must be a JSON object whose {SESSION} is a text or an integer")
             return self._backends[self._acquire(session)]
@@ -116,12 +131,14 @@ class HttpAffinityRouter(SessionAffinityRouter):
         stream = target.handle.http(request)
         turn = (target.handle, stream)
         self._open.setdefault(session, []).append(turn)
+        ended = False  # by the server, which has nothing of the turn any more
         waiting = True  # for the head: once it has come, nothing of the turn will be sent that is not sent already
         try:
             while True:
                 try:
                     piece = await self._next(target, stream)
                 except StopAsyncIteration:
+                    ended = True
                     if waiting:
                         self._failed(request, session, target, ConnectionLost(f"{target.name} answered nothing"), out)
                     break
@@ -141,9 +158,16 @@ class HttpAffinityRouter(SessionAffinityRouter):
         finally:
             target.in_flight -= 1
             if waiting:
+                if not ended and generation_of(request.method, request.route) is not None:
+                    self._leave(session, target.handle)
                 self._over(session, turn)
             await stream.aclose()
         out.end()
+
+    def _leave(self, session: str, server: ActorHandle) -> None:
+        """A turn has lost its reader before its head: its server serves it on, and may not have sent it yet."""
+        if session in self._bindings or session in self._tombstones:
+            self._left.setdefault(session, {})[server] = None
 
     async def _next(self, target: RoutedBackend, stream: Any) -> Any:
         waits_s = self._config.forward_timeout_s
@@ -168,30 +192,41 @@ class HttpAffinityRouter(SessionAffinityRouter):
 
     # --- the end of episodes ---
 
-    async def retire_sessions(self, session_ids: tuple[str, ...]) -> None:
-        """As of every router. A turn may wait in a hook though its client has left: its server is told not to send it.
+    def _may_be_sent(self, session: str) -> bool:
+        return session in self._left or super()._may_be_sent(session)
 
-        Raises ReadTimeout, *unknown*: a server does not say so, and a turn may be sent yet. Repeating it is harmless.
-        """
-        for session in session_ids:
-            bound = self._backends.get(self._bindings.get(session, ""))
-            if bound is not None:
-                self._untold[session] = bound.handle
-        await super().retire_sessions(session_ids)
-        servers: dict[ActorHandle, list[str]] = {}
-        for session in dict.fromkeys(session_ids):
-            if session in self._untold:
-                servers.setdefault(self._untold[session], []).append(session)
-        for server, sessions in servers.items():
-            try:
-                async with asyncio.timeout(self._config.call_timeout_s):
-                    await server.give_up(tuple(sessions))
-            except (TimeoutError, CallCancelled):
-                raise ReadTimeout(f"turns of {sessions[0]} may still be sent: its server does not answer") from None
-            except ActorDied:
-                pass  # it sends nothing any more
-            for session in sessions:
-                self._untold.pop(session, None)
+    def _forget(self, session: str) -> None:
+        super()._forget(session)
+        self._left.pop(session, None)  # for whoever has not repeated a retirement that failed
+
+    async def _given_up(self, sessions: list[str]) -> None:
+        """A turn may wait in a hook though its client has left: its server is told not to send it, once it has it."""
+        servers: dict[ActorHandle, dict[str, None]] = {}
+        for session in sessions:
+            for server in (*(handle for handle, _ in self._open.get(session, ())), *self._left.get(session, ())):
+                servers.setdefault(server, {})[session] = None
+        # Side by side: one that is silent keeps nothing from the others.
+        ends = (self._given_up_at(server, list(named)) for server, named in servers.items())
+        for failed in await asyncio.gather(*ends, return_exceptions=True):
+            if failed is not None:
+                raise failed
+
+    async def _given_up_at(self, server: ActorHandle, sessions: list[str]) -> None:
+        await super()._given_up(sessions)
+        left = tuple(session for session in sessions if server in self._left.get(session, ()))
+        if not left:
+            return
+        try:
+            await server.give_up(left)
+        except ActorDied:
+            pass  # it sends nothing any more
+        except (CallCancelled, NetworkError):
+            raise ReadTimeout(f"turns of {left[0]} may still be sent: {server.name} does not answer") from None
+        for session in left:
+            if (servers := self._left.get(session)) is not None:
+                servers.pop(server, None)
+                if not servers:
+                    del self._left[session]
 
     async def _retire(self, request: RawRequest, out: Downstream) -> None:
         form = format_of(request.route)

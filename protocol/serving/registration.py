@@ -10,6 +10,7 @@ Which entrypoints are active is asked of the gateway: nobody who judges or repla
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import Iterable
 from typing import Any, Protocol
@@ -163,7 +164,10 @@ class ProxyRegistrations:
             return False  # a probe says yes or no
         finally:
             if self._controller is not None:
-                await self._controller.call("retire_route_sessions", (session,))
+                # The router retires a session before it waits for anybody: a late answer changes nothing there. And
+                # where it was not reached, the proxy's answer is what was asked for all the same.
+                with contextlib.suppress(SeatrialError):
+                    await self._controller.call("retire_route_sessions", (session,))
 
     # --- who is active ---
 

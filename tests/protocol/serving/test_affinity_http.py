@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from protocol.config import AffinityConfig, GateConfig, GatewayConfig
-from protocol.errors import ConnectionLost
+from protocol.config import AffinityConfig, ControllerConfig, GateConfig, GatewayConfig
+from protocol.errors import ConnectionLost, ReadTimeout
 from protocol.messages import HttpHead, RawRequest
 from protocol.ports import ActorHandle, EngineSpec
 from protocol.rollout.trace_store import RolloutTraceStore
@@ -216,7 +216,8 @@ def test_refusals_are_in_the_clients_own_format(path: str, stream: bool) -> None
     [
         "/update_weights_from_disk", "/update_weights_from_tensor", "/update_weight_version", "/pause_generation",
         "/continue_generation", "/flush_cache", "/abort_request", "/release_memory_occupation",
-        "/resume_memory_occupation", "/flush_cache/", "/x/../flush_cache", "/%66lush_cache", "/flush_cache?a=1",
+        "/resume_memory_occupation", "/sleep", "/wakeup", "/wake_up", "/terminate", "/start_profile",
+        "/flush_cache/", "/x/../flush_cache", "/%66lush_cache", "/flush_cache?a=1",
     ],
 )  # fmt: skip
 def test_what_is_meant_for_engines_is_refused(route: str) -> None:
@@ -224,6 +225,21 @@ def test_what_is_meant_for_engines_is_refused(route: str) -> None:
         for request in (posted(route, {"session_id": "a"}), posted(route, {}), RawRequest("GET", route)):
             assert "ask the engine itself" in refused(await world.ask(request), route, 403)
         assert await world.asked() == [(), ()] and await world.bindings() == 0
+
+    two(body)
+
+
+@pytest.mark.parametrize("route", ["/", "/set_internal_state", "/load_lora_adapter", "/generate", "/v1/completions"])
+def test_what_an_engine_has_besides_is_refused_but_for_reading_and_counting(route: str) -> None:
+    async def body(world: Two) -> None:
+        await world.ask(turn(CHAT, session="a"))
+        for request in (posted(route, {}), posted(route, {"session_id": "a"}), RawRequest("DELETE", route)):
+            assert "nothing for a session" in refused(await world.ask(request), route, 403)
+        passed = ("/tokenize", "/detokenize", "/v1/responses", "/v1/models", f"{MESSAGES}/count_tokens/")
+        for path in passed:
+            method = "GET" if path == "/v1/models" else "POST"
+            assert (await world.ask(RawRequest(method, path, (), b"{}"))).status == 200
+        assert await world.asked() == [(CHAT,), passed] and await world.bindings() == 1
 
     two(body)
 
@@ -334,21 +350,82 @@ def test_an_answer_that_has_begun_goes_on_though_its_session_is_retired() -> Non
     two(body)
 
 
+async def left_behind(world: Two, *sessions: str) -> None:
+    """Their clients leave before the head, one after another."""
+    for session in sessions:
+        await world.ask(turn(CHAT, session=session), leave_after_s=0.5)
+
+
+async def heard(world: Two) -> list[tuple[str, ...]]:
+    return [await server.heard() for server in world.servers]
+
+
 def test_a_retirement_is_over_when_the_server_of_the_session_has_heard_of_it() -> None:
     async def body(world: Two) -> None:
-        for session in ("a", "b", "c"):
-            await world.ask(turn(CHAT, session=session))
+        await left_behind(world, "a", "b", "c")
         await world.servers[0].now("does not hear")
         assert "may still be sent" in refused(await world.retire("a", "b"), RETIRE, 504, "true")
+        assert await heard(world) == [(), ("b",)]  # who is silent keeps nothing from the others
         refused(await world.ask(turn(CHAT, session="a")), CHAT, 410)
         refused(await world.retire("a"), RETIRE, 504, "true")  # said again, it is not forgotten who has not heard
         await world.servers[0].now("answers")
         assert (await world.retire("a", "b", "never-seen")).status == 200
-        assert [await server.heard() for server in world.servers] == [("a",), ("b",)]
+        assert await heard(world) == [("a",), ("b",)]
         await world.port.kill(world.servers[0])
         assert (await world.retire("c")).status == 200  # what is dead sends nothing
 
     two(body)
+
+
+def test_a_server_is_told_of_sessions_only_that_left_a_turn_there() -> None:
+    async def body(world: Two) -> None:
+        for session in ("read", "read too"):
+            assert (await world.ask(turn(CHAT, session=session))).ended
+        await world.ask(turn(CHAT, session="head only"), leave_after=1)
+        await world.ask(turn(f"{MESSAGES}/count_tokens", session="read"), leave_after_s=0.5)
+        for server in world.servers:
+            await server.now("does not hear")
+        began = asyncio.get_running_loop().time()
+        assert (await world.retire("read", "read too", "head only")).status == 200
+        assert asyncio.get_running_loop().time() - began < 1.0
+
+    two(body)
+
+
+def test_all_servers_have_one_deadline_which_ends_before_that_of_the_controller() -> None:
+    async def body(world: Two) -> None:
+        loop = asyncio.get_running_loop()
+        await left_behind(world, "a", "b")
+        for server in world.servers:
+            await server.now("does not hear")
+        began = loop.time()
+        with pytest.raises(ReadTimeout, match="may still be sent"):
+            await world.router.retire_sessions(("a", "b"))
+        assert loop.time() - began < ControllerConfig().call_timeout_s
+
+    two(body)
+
+
+def test_a_server_that_was_taken_out_of_the_table_is_told_of_its_turns() -> None:
+    async def body(world: Two) -> None:
+        await left_behind(world, "a")
+        await world.router.replace_backends((("e-1", world.servers[1]),))
+        assert (await world.retire("a")).status == 200 and await heard(world) == [("a",), ()]
+
+    two(body)
+
+
+def test_a_retirement_that_nobody_repeats_is_forgotten_with_its_tombstone() -> None:
+    async def body(world: Two) -> None:
+        await left_behind(world, "a")
+        await world.servers[0].now("does not hear")
+        refused(await world.retire("a"), RETIRE, 504, "true")
+        await asyncio.sleep(100.0)
+        assert (await world.retire("b")).status == 200  # which forgets what is over
+        await world.servers[0].now("answers")
+        assert (await world.retire("a")).status == 200 and await heard(world) == [(), ()]
+
+    two(body, tombstone_ttl_s=60.0)
 
 
 def test_a_retirement_that_cannot_be_read_is_refused() -> None:

@@ -176,6 +176,29 @@ def test_a_probe_leaves_nothing_behind_however_it_ends() -> None:
     run(body)
 
 
+@pytest.mark.parametrize("silent", ["controller", "router"])
+def test_a_probe_says_yes_or_no_though_nobody_says_that_its_session_is_retired(silent: str) -> None:
+    async def never(_: tuple[str, ...]) -> None:
+        await asyncio.sleep(1e6)
+
+    async def body(world: FakeBackend) -> None:
+        fleet = await (await fleet_of(world, 1)).opened()
+        proxy = FakeProxy()
+        table = await of(world, proxy, fleet.controller)
+        await table.replace_registered_session_urls(("a",))
+        if silent == "router":
+            fleet.router.target.retire_sessions = never
+        else:
+            fleet.controller.target.retire_route_sessions = never
+        await table.validate_registered_session_urls()
+        assert proxy.count(CHAT) == 1
+        proxy.answer = "no JSON"
+        assert "5 probes failed" in str(await raised(table.validate_registered_session_urls()))
+        assert proxy.count(CHAT) == 6
+
+    run(body)
+
+
 def test_no_probe_while_gates_are_closed() -> None:
     async def body(world: FakeBackend) -> None:
         fleet = await (await fleet_of(world, 1)).opened()
