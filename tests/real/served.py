@@ -53,11 +53,11 @@ class Process:
             time.sleep(0.05)
         raise AssertionError(f"{self.url} was not ready in time:\n{self.log.read_text()}")
 
-    def until_says(self, pattern: str) -> re.Match[str]:
-        """Wait for a line of its output."""
+    def until_says(self, pattern: str, since: int = 0) -> re.Match[str]:
+        """Wait for a line of its output, after as many characters of it."""
         ends = time.monotonic() + _PATIENCE_S
         while time.monotonic() < ends:
-            if found := re.search(pattern, self.log.read_text()):
+            if found := re.compile(pattern).search(self.log.read_text(), since):
                 return found
             assert self._popen.poll() is None, self.log.read_text()
             time.sleep(0.05)

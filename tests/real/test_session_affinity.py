@@ -21,6 +21,9 @@ from real.local import LocalHandle
 from tests.real.served import Process, free_port, start_engine
 from tests.real.test_session_clients import MESSAGES, anthropic_client, openai_client
 
+LONG, LONG_S = 8000, 18.0
+"""Tokens of a long turn, and seconds that an engine takes for them at least (tests/analysis/test_calibrate.py)."""
+
 
 class Pair:
     """Two engines, and what serves their sessions."""
@@ -38,7 +41,19 @@ class Pair:
         self.server.url = self.server.until_says(r"serving sessions on (http://\S+) ").group(1)
         for engine in self.engines:
             self.server.until_says(f"{named_of(engine)} is healthy")
-        time.sleep(1.0)  # the router asks the gateway twice a second
+        self._until_both_are_routed_to()
+
+    def _until_both_are_routed_to(self) -> None:
+        """The router asks the gateway in intervals. What was bound to see that is taken back."""
+        probes: list[str] = []
+        ends = time.monotonic() + 30
+        while {number for probe in probes for number in self.where(probe)} != {0, 1}:
+            assert time.monotonic() < ends, "one engine gets no sessions"
+            probes.append(f"probe-{len(probes)}")
+            given = {"model": "m", "messages": MESSAGES, "max_tokens": 1}
+            post(self, "/v1/chat/completions", {**given, "session_id": probes[-1], "rid": f"{probes[-1]}.0"})
+            time.sleep(0.1)
+        assert post(self, "/retire_sessions", {"session_ids": probes}) == (200, {"retired": len(probes)})
 
     def engine(self, number: int, port: int | None = None) -> Process:
         engine = start_engine(self.folder, port, request_log=self.logs[number])
@@ -54,6 +69,10 @@ class Pair:
     def asked(self) -> list[list[str]]:
         lines = [[json.loads(line) for line in log.read_text().splitlines()] for log in self.logs]
         return [[line["rid"] for line in one if line["event"] == "begun"] for one in lines]
+
+    def asked_by(self, sessions: list[str]) -> list[int]:
+        """How often each engine was asked by these."""
+        return [sum(rid.partition(".")[0] in sessions for rid in asked) for asked in self.asked()]
 
 
 def named_of(engine: Process) -> str:
@@ -111,7 +130,7 @@ def test_sessions_stay_on_their_engines_and_nobody_moves_when_one_dies(pair: Pai
             ask(pair, session, number)
     homes = {session: pair.where(session) for session in sessions}
     assert sorted(homes.values()) == [[0]] * 3 + [[1]] * 3
-    assert [len(asked) for asked in pair.asked()] == [12, 12]
+    assert pair.asked_by(sessions) == [12, 12]
 
     # refusals, by clients nobody here wrote
     with pytest.raises(openai.BadRequestError, match="must carry a session_id"):
@@ -127,10 +146,14 @@ def test_sessions_stay_on_their_engines_and_nobody_moves_when_one_dies(pair: Pai
     # one engine dies: its sessions are refused, and nobody else's
     mine = [session for session in sessions if homes[session] == [0]]
     others = [session for session in sessions if homes[session] == [1] and session != retired]
+    said = len(pair.server.log.read_text())
     pair.engines[0].end()
     assert refusal(pair, mine[0], 3).status_code >= 500  # of its session server, as long as nobody has noticed
-    pair.server.until_says(f"{named_of(pair.engines[0])} is not healthy")
-    time.sleep(1.0)
+    pair.server.until_says(f"{named_of(pair.engines[0])} is not healthy", said)
+    ends = time.monotonic() + 30
+    while "is not healthy" not in (error := refusal(pair, mine[0], 4)).message:  # the router asks in intervals
+        assert error.status_code >= 500 and time.monotonic() < ends, error
+        time.sleep(0.1)
     for session in mine:
         error = refusal(pair, session, 4)
         assert error.status_code == 503 and "is not healthy" in error.message
@@ -138,7 +161,7 @@ def test_sessions_stay_on_their_engines_and_nobody_moves_when_one_dies(pair: Pai
         ask(pair, session, 20)
     for session in [*mine, *others, "new-1"]:
         assert pair.where(session) == ([0] if session in mine else [1])
-    assert len(pair.asked()[0]) == 12
+    assert pair.asked_by([*sessions, "new-1", "new-2"])[0] == 12
 
     # it is there again, and so are its sessions
     again = pair.engine(0, int(pair.engines[0].url.rpartition(":")[2]))
@@ -161,7 +184,7 @@ def test_a_turn_under_way_is_given_up_with_its_session(pair: Pair) -> None:
     def long() -> None:
         try:
             openai_client(pair.server).chat.completions.create(
-                model="m", messages=MESSAGES, max_tokens=2000,
+                model="m", messages=MESSAGES, max_tokens=LONG,
                 extra_body={"session_id": "long", "rid": "long.0", "ignore_eos": True},
             )  # fmt: skip
         except BaseException as error:
@@ -175,8 +198,8 @@ def test_a_turn_under_way_is_given_up_with_its_session(pair: Pair) -> None:
         time.sleep(0.05)
     began = time.monotonic()
     assert post(pair, "/retire_sessions", {"session_ids": ["long"]}) == (200, {"retired": 1})
-    caller.join(20)
-    assert time.monotonic() - began < 3.0
+    caller.join(LONG_S)
+    assert time.monotonic() - began < LONG_S / 3
     (error,) = told
     assert isinstance(error, openai.APIStatusError) and error.status_code == 410, error
     ask(pair, "short", 0)
