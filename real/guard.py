@@ -53,6 +53,9 @@ class Left(NamedTuple):
 class Life:
     """Lives as long as the driver that made it."""
 
+    def ready(self) -> None:
+        """Answers when it is there."""
+
     async def stay(self) -> None:
         await asyncio.Event().wait()
 
@@ -92,13 +95,14 @@ class Guard:
 
 
 def _until_death(life: Any) -> None:
+    """Returns when a `Life` that has been there is dead. Any other error of Ray's says nothing of the driver."""
     while True:
         try:
             ray.get(life.stay.remote())
-        except ActorUnavailableError:  # the way to it is cut, which says nothing of the driver
-            time.sleep(_AGAIN_S)
-        except RayActorError:
-            return
+        except RayError as error:
+            if isinstance(error, RayActorError) and not isinstance(error, ActorUnavailableError):
+                return
+        time.sleep(_AGAIN_S)
 
 
 def new_life() -> Any:
@@ -122,6 +126,11 @@ def post_guard(run: str, folder: str) -> Posted:
         RayError: the cluster does not start it; nothing of it is left.
     """
     left, life = Left(run, registry_name(), folder), new_life()
+    try:  # before there is a guard, which would wait for ever for the end of one that never came
+        ray.get(life.ready.remote(), timeout=_POSTED_WITHIN_S)
+    except BaseException:
+        ray.kill(life)
+        raise
     head = NodeAffinitySchedulingStrategy(name_nodes()[0][1], soft=True)  # who loses that node has no cluster
     guard = (
         ray.remote(num_cpus=0, max_restarts=0)(Guard)

@@ -6,6 +6,8 @@ import contextlib
 import json
 import os
 import pathlib
+import select
+import signal
 import subprocess
 import sys
 import tempfile
@@ -52,6 +54,15 @@ class OthersCluster(NamedTuple):
         return found
 
 
+def first_line(process: subprocess.Popen[str], within_s: float) -> str:
+    """The first line that a process writes to its pipe."""
+    assert process.stdout is not None
+    assert select.select([process.stdout], [], [], within_s)[0], f"it said nothing for {within_s:g} s"
+    line = process.stdout.readline()
+    assert line, "it has ended and said nothing"
+    return line
+
+
 @contextlib.contextmanager
 def cluster_of_others() -> Iterator[OthersCluster]:
     """Start one; who uses it needs ``RAY_AUTH_MODE=disabled``."""
@@ -61,10 +72,14 @@ def cluster_of_others() -> Iterator[OthersCluster]:
         variables = {**os.environ, **environment(), "RAY_TMPDIR": folder, "TMPDIR": temporary}
         holder = subprocess.Popen(
             [sys.executable, "-c", _NODES], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=variables,
-            cwd=ROOT,
+            cwd=ROOT, start_new_session=True,
         )  # fmt: skip
-        assert holder.stdout is not None
         try:
-            yield OthersCluster(holder.stdout.readline().strip(), pathlib.Path(temporary), pathlib.Path(folder))
+            yield OthersCluster(first_line(holder, 120).strip(), pathlib.Path(temporary), pathlib.Path(folder))
         finally:
-            holder.communicate(timeout=60)
+            try:
+                holder.communicate(timeout=60)
+            finally:  # whatever of it did not end
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(holder.pid, signal.SIGKILL)
+                holder.wait()

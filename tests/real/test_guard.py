@@ -16,7 +16,7 @@ import pytest
 
 from real.warden import Sweeper
 from tests.real.local_ray import ROOT, environment
-from tests.real.others_cluster import OthersCluster, cluster_of_others
+from tests.real.others_cluster import OthersCluster, cluster_of_others, first_line
 from tests.real.run_command import until
 
 pytestmark = [pytest.mark.ray, pytest.mark.own_cluster]
@@ -46,6 +46,12 @@ def here(point):
         sys.stdin.readline()
 
 async def body(backend):
+    async with asyncio.timeout(60):
+        await far_and_near(backend)
+    here("in the middle")
+    assert await backend.engines.alive("engine-0")
+
+async def far_and_near(backend):
     global registry
     registry = backend.registry_pid
     await backend.spawn(Claimant, name="near", node="node-0")
@@ -55,8 +61,6 @@ async def body(backend):
     while not (await backend.engines.describe("engine-0")).pids:
         await asyncio.sleep(0.1)
     await backend.signal(stopped, "SIGSTOP")
-    here("in the middle")
-    assert await backend.engines.alive("engine-0")
 
 here("before there is a registry")
 run_real(body, folder=folder, engines=EngineSettings("emulated", sys.executable), run=run)
@@ -80,8 +84,11 @@ class Driver:
             env={**os.environ, **environment(), "RAY_AUTH_MODE": "disabled"},
             stdin=subprocess.PIPE, stdout=subprocess.PIPE,
         )  # fmt: skip
-        assert self.process.stdout is not None
-        self.said = json.loads(self.process.stdout.readline())
+        try:
+            self.said = json.loads(first_line(self.process, 150))
+        except BaseException:
+            self.kill()
+            raise
 
     def kill(self) -> None:
         self.process.send_signal(signal.SIGKILL)
@@ -110,15 +117,17 @@ def folder() -> Iterator[str]:
 @pytest.mark.parametrize("point", ["before there is a registry", "when the run is closed", "in the middle"])
 def test_nothing_is_left_of_a_driver_wherever_it_is_killed(cluster: OthersCluster, folder: str, point: str) -> None:
     driver = Driver(cluster, folder, point)
-    there = cluster.actors_and_groups()
-    assert f"{driver.run}/guard" in there
-    if point == "in the middle":
-        assert len(list(cluster.temporary.glob("engine-*"))) == 1
-        assert [name for name in there if name.endswith("/group")]
-        titles = " ".join(driver.processes().values())
-        assert "real.emulated" in titles and "ray::ActorHost" in titles and "ray::EngineHost" in titles
-        assert "ray::Guard" not in titles  # the warden would end it before its work
-    driver.kill()
+    try:
+        there = cluster.actors_and_groups()
+        assert f"{driver.run}/guard" in there
+        if point == "in the middle":
+            assert len(list(cluster.temporary.glob("engine-*"))) == 1
+            assert [name for name in there if name.endswith("/group")]
+            titles = " ".join(driver.processes().values())
+            assert "real.emulated" in titles and "ray::ActorHost" in titles and "ray::EngineHost" in titles
+            assert "ray::Guard" not in titles  # the warden would end it before its work
+    finally:
+        driver.kill()
     until(lambda: not cluster.actors_and_groups(), 60)
     until(lambda: not driver.processes(), 15)
     assert list(cluster.temporary.glob("engine-*")) == []
@@ -152,14 +161,24 @@ def test_where_the_guard_is_killed_the_driver_does_its_work(cluster: OthersClust
         driver.kill()
 
 
-def test_a_way_to_the_driver_that_is_cut_is_not_the_drivers_death(monkeypatch: pytest.MonkeyPatch) -> None:
-    from ray.exceptions import ActorDiedError, ActorUnavailableError
+def test_only_the_death_of_the_driver_is_taken_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not a way to it that is cut, and nothing else that Ray may say of a call."""
+    from ray.exceptions import (
+        ActorDiedError,
+        ActorUnavailableError,
+        ActorUnschedulableError,
+        RaySystemError,
+        RuntimeEnvSetupError,
+    )
 
     from real import guard
 
     answers: list[Exception] = [
         ActorDiedError(),
         ActorUnavailableError("cut", None),
+        RaySystemError("of itself"),
+        ActorUnschedulableError("no room"),
+        RuntimeEnvSetupError("no package"),
         ActorUnavailableError("cut", None),
     ]
 
@@ -195,3 +214,40 @@ def test_a_driver_lives_as_long_as_its_own_node_and_no_other(cluster: OthersClus
         env={**os.environ, **environment(), "RAY_AUTH_MODE": "disabled"},
     )  # fmt: skip
     assert done.stdout.split() == ["here"], done.stdout + done.stderr
+
+
+NEVER_THERE = """
+import sys
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+from real import guard
+from real.cluster import ClusterFailed, connect, errors_of_ray
+
+def never_placed():
+    nowhere = NodeAffinitySchedulingStrategy("ab" * 28, soft=False)
+    return ray.remote(num_cpus=0, max_restarts=0)(guard.Life).options(scheduling_strategy=nowhere).remote()
+
+def never_set_up():
+    broken = {"working_dir": "gcs://_ray_pkg_0123456789abcdef.zip"}
+    return ray.remote(num_cpus=0, max_restarts=0)(guard.Life).options(runtime_env=broken).remote()
+
+connect(sys.argv[1], "run-of-nobody", [])
+for guard.new_life in never_placed, never_set_up:
+    try:
+        with errors_of_ray("here"):
+            guard.post_guard("run-of-nobody", sys.argv[2])
+    except ClusterFailed as error:
+        print(error)
+"""
+
+
+def test_a_guard_that_could_not_see_its_driver_end_is_never_posted(cluster: OthersCluster, folder: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", NEVER_THERE, cluster.address, folder], cwd=ROOT, capture_output=True, text=True,
+        env={**os.environ, **environment(), "RAY_AUTH_MODE": "disabled"}, timeout=240,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    placed, set_up = done.stdout.splitlines()
+    assert placed.startswith("--ray here: it starts nothing for this run: ActorUnschedulableError: "), done.stderr
+    assert set_up.startswith("--ray here: it starts nothing for this run: RuntimeEnvSetupError: "), done.stderr
+    assert cluster.actors_and_groups() == []
