@@ -76,7 +76,8 @@ class Barrier:
         self.changed = ""
         """What of its topology has changed since it was drained; a fence takes those out, or another epoch begins."""
         self.rebuilt = ""
-        """The gate that was restarted since it was drained: another epoch must begin."""
+        """The gate that was restarted in it, and not sealed since. The next try seals it, or begins another epoch where
+        the barrier was drained before."""
 
     def view(self) -> BarrierView:
         """As it is now, for others."""
@@ -147,8 +148,7 @@ class Stages:
         self._unquiet[member.name] = None
         if (barrier := self._barrier) is not None:
             barrier.members = tuple(again if one.name == again.name else one for one in barrier.members)
-            if barrier.stage != "sealing":
-                barrier.rebuilt = gate.name
+            barrier.rebuilt = gate.name  # whoever found it: it is not sealed in this barrier
         return again
 
     async def _quiet(self, members: tuple[Member, ...], deadline: float) -> None:
@@ -160,16 +160,23 @@ class Stages:
 
         async def one(member: Member) -> None:
             server = Peer(member.server, self._config.call_timeout_s)
-            while loop_time() < deadline:
+            last: SeatrialError | None = None
+            while (left_s := deadline - loop_time()) > 0:
                 try:
                     async with asyncio.timeout_at(deadline):
                         if await server.call("quiet", member.gate.incarnation):
                             self._unquiet.pop(member.name, None)
                             return
-                        await asyncio.sleep(_LOOK_S)
-                except (TimeoutError, *PEER_LOST):
-                    await asyncio.sleep(0)
-            raise BarrierError(f"{member.server.name} has turns left from before {member.gate.name} was restarted")
+                    last = None
+                except TimeoutError:
+                    break
+                except PEER_LOST as error:
+                    last = error
+                await asyncio.sleep(min(_LOOK_S, left_s))
+            before = f"from before {member.gate.name} was restarted"
+            if last is not None:
+                raise BarrierError(f"{member.server.name} does not say whether turns are left {before}: {last}")
+            raise BarrierError(f"{member.server.name} has turns left {before}")
 
         await self._stage("quiet", waited_for, one)
 
@@ -294,6 +301,11 @@ async def everywhere(stage: str, parts: tuple[Any, ...], one: Callable[[Any], Aw
         stage=stage,
         failed=len(failures),
     )
+
+
+def nobody(error: BaseException | None) -> bool:
+    """Whether it says that nobody of the name that was called lives."""
+    return isinstance(error, ActorDied) and error.outcome is Outcome.NOT_DONE
 
 
 def loop_time() -> float:

@@ -33,7 +33,7 @@ from protocol.errors import BarrierError, GatePoisoned, Outcome, SeatrialError
 from protocol.messages import EngineAddress
 from protocol.ports import ActorHandle, backend
 from protocol.serving.admin import AdminResult, reported_weights
-from protocol.serving.barrier import Barrier, BarrierView, Member, Stages, Topology, loop_time
+from protocol.serving.barrier import Barrier, BarrierView, Member, Stages, Topology, loop_time, nobody
 from protocol.serving.gate import GateSnapshot
 from protocol.serving.peer import PEER_LOST, Peer
 
@@ -70,6 +70,8 @@ class RolloutController(Stages):
         """Entrypoints out of service since the last publication: its epoch and version."""
         self._held_until = 0.0
         """Health is held for this barrier at least so long."""
+        self._standing: object | None = None
+        """The hold that was sent last, until it is released: what is sent earlier and heard later does not end it."""
         self._holding: asyncio.Task[None] | None = None
         self._rejoining: asyncio.Task[None] | None = None
         self._rejoin_lock = asyncio.Lock()
@@ -152,10 +154,14 @@ class RolloutController(Stages):
             barrier = await self._at_hand(deadline)
             await self._gates(barrier.members, "sealed", "seal", deadline, lambda _: (barrier.epoch,))
             await self._quiet(barrier.members, deadline)
+            barrier.rebuilt = ""  # sealed; one that is restarted from here on is not, and does not pass as drained
             await self._gates(barrier.members, "drained", "drain", deadline, lambda left_s: (barrier.epoch, left_s))
             if self._config.pause_mode != "none":
                 mode = {"mode": self._config.pause_mode}
                 await self._post(barrier.active, "paused", "/pause_generation", mode, deadline)
+            if barrier.rebuilt:
+                text = f"{barrier.rebuilt} was restarted before the barrier of epoch {barrier.epoch} was drained"
+                raise BarrierError(text)
             barrier.stage = "drained"
             return barrier.view()
 
@@ -216,7 +222,11 @@ class RolloutController(Stages):
                 text = f"{barrier.rebuilt} was restarted in the barrier of epoch {barrier.epoch}: prepare another one"
                 raise BarrierError(text, outcome=Outcome.NOT_DONE)
             deadline = self._deadline(timeout_s, self._config.resume_timeout_s)
-            await self._keep_hold(deadline - loop_time())
+            try:
+                await self._keep_hold(deadline - loop_time())
+            except BarrierError as error:
+                if not nobody(error.__cause__):  # else there is nothing to hold, and gates need not stay closed for it
+                    raise
             await self._check_topology(barrier)
             await self._check_served(barrier.active, str(model_step), deadline)
             barrier.stage = "resuming"
@@ -228,7 +238,6 @@ class RolloutController(Stages):
             await self._gates(gates, "reopened", "reopen", deadline, lambda _: (barrier.epoch,))
             self._fenced = dict.fromkeys(barrier.fenced, (barrier.epoch, model_step))
             self._barrier = None
-            self._held_until = 0.0
             await self._release()
 
     async def assert_request_gates_healthy(self) -> None:
@@ -280,13 +289,20 @@ class RolloutController(Stages):
         self._unquiet |= {name: None for name, snapshot in snapshots.items() if not snapshot.epoch and latest}
         epoch = 1 + latest
         await self._keep_hold(deadline - loop_time())
+        out: list[tuple[str, str]] = []
+        if self._config.fence:
+            try:
+                out = await self._inactive(topology)
+                if len(out) == len(topology):  # there is no barrier without anybody in it, and health is to mend that
+                    raise BarrierError("no entrypoint is routed to", outcome=Outcome.NOT_DONE)
+            except BarrierError:
+                if self._barrier is None:
+                    await self._release()
+                raise
         self._barrier = barrier = Barrier(epoch, members, topology)
         self._emit("frozen", f"{len(members)} entrypoints")
-        if self._config.fence:
-            for name, why in await self._inactive(topology):
-                self._take_out(barrier, name, why)
-            if not barrier.active:
-                raise BarrierError("no entrypoint is routed to", outcome=Outcome.NOT_DONE)
+        for name, why in out:
+            self._take_out(barrier, name, why)
         return barrier
 
     async def _inactive(self, topology: Topology) -> list[tuple[str, str]]:
@@ -400,33 +416,39 @@ class RolloutController(Stages):
     async def _keep_hold(self, own_s: float) -> None:
         """Hold health for a call that may take so long, and for whatever of the barrier comes after it.
 
+        A barrier may end meanwhile, and the prober hear of that first: it is told again then.
+
         Raises BarrierError, *not done*, when the prober does not hear of it, and what was held runs out in that time.
         """
-        now = loop_time()
+        barrier, now = self._barrier, loop_time()
         try:
-            await self._hold(own_s + self._longest_s)
+            mine = await self._hold(own_s + self._longest_s)
         except BarrierError:
             if self._held_until < now + own_s:
                 raise
             return
-        self._held_until = now + own_s + self._longest_s
+        if self._barrier is barrier:
+            self._held_until = now + own_s + self._longest_s
+        elif self._barrier is None and self._standing in (None, mine):  # and nothing else is held since then
+            await self._release()
 
     async def _hold_on(self) -> None:
         """Between two calls on a barrier, whose caller may be a while: nobody may replace what is paused on purpose."""
         if self._barrier is not None:
             with contextlib.suppress(BarrierError):
                 await self._keep_hold(0.0)
-                if self._barrier is None:
-                    await self._release()  # it has ended meanwhile, and the prober has heard of that first
 
-    async def _hold(self, for_s: float) -> None:
+    async def _hold(self, for_s: float) -> object:
+        mine = self._standing = object()
         if self._prober is not None:
             try:
                 await self._prober.call("hold", for_s)  # bounded: should this process die, health judges again
             except PEER_LOST as error:
                 raise BarrierError(f"health cannot be held: {error}", outcome=Outcome.NOT_DONE) from error
+        return mine
 
     async def _release(self) -> None:
+        self._standing, self._held_until = None, 0.0
         if self._prober is not None:
             with contextlib.suppress(*PEER_LOST):  # lost: the hold ends by itself
                 await self._prober.call("resume")

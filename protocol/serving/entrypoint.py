@@ -30,6 +30,9 @@ from protocol.serving.settlement import RejectionPattern, answered, failed
 
 _ABORTED = "abort"
 _LOOK_S = 0.25
+_LONGEST_SLICE = 16
+"""A gate that is closed is asked to wait for at most so many call time-outs: it would be long until a grant is missed
+whose answer was lost, and a drain waits for that one."""
 
 
 @message
@@ -182,7 +185,11 @@ class Entrypoint:
     ) -> tuple[ActorHandle, RequestLease]:
         """A lease and the gate that granted it. A gate that is dead and not yet restarted is one that is not open.
 
-        The lease is named here, so that the gate may be asked for it again when an answer does not come.
+        The lease is named here, so that the gate may be asked for it again when an answer does not come. An ask that
+        was not answered may still wait at the gate: who leaves without a lease tells it that nothing was sent.
+
+        A gate that is closed is asked to wait in slices, each twice as long as the one before: whoever is asked anew
+        waits at the end of the queue.
 
         Raises:
             ReadTimeout: *unknown*, when the gate does not answer; a lease that it has granted is settled when it does.
@@ -191,10 +198,16 @@ class Entrypoint:
         loop = asyncio.get_running_loop()
         name = backend().new_id("lease")
         ends = loop.time() + self._config.admission_timeout_s
-        limit_s = self._config.call_timeout_s
+        limit_s = slice_s = self._config.call_timeout_s
+        unanswered = False
+
+        def leaves() -> None:
+            nobodys = RequestLease(name, session_id, -1, -1)
+            self._tell(gate, nobodys, SettlementReceipt(True, True, "failed: never sent"))
+
         while True:
             left_s = max(ends - loop.time(), 0.0)
-            waits_s = min(left_s, limit_s)
+            waits_s = min(left_s, slice_s)
             try:
                 async with asyncio.timeout(waits_s + limit_s):
                     lease: RequestLease = await gate.request(session_id, waits_s, name)
@@ -204,6 +217,9 @@ class Entrypoint:
                 if not left_s:
                     raise ReadTimeout(f"{gate.name}/{gate.incarnation} is the past, and what came after it not found")
             except AdmissionTimeout:
+                slice_s = min(2 * slice_s, _LONGEST_SLICE * limit_s)
+                if unanswered and (waits_s == left_s or gone()):
+                    leaves()
                 if waits_s == left_s:
                     total_s = self._config.admission_timeout_s
                     raise AdmissionTimeout(f"{session_id}: {gate.name} did not open within {total_s} s") from None
@@ -211,10 +227,10 @@ class Entrypoint:
                     raise ConnectionRefused(f"a turn of {session_id} is not sent: its caller has gone") from None
                 continue
             except (TimeoutError, CallCancelled):
+                unanswered = True
                 if loop.time() < ends and not gone():
                     continue  # lost, or slow: asking again is harmless
-                nobodys = RequestLease(name, session_id, -1, -1)
-                self._tell(gate, nobodys, SettlementReceipt(True, True, "failed: never sent"))
+                leaves()
                 raise ReadTimeout(f"{gate.name} did not answer a request of {session_id}") from None
             except ActorDied:
                 if not left_s:

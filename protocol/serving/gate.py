@@ -137,7 +137,8 @@ class RequestGate:
         whose answer was lost, or was never granted. An unknown outcome of a lease that this gate has never had is one
         of an earlier incarnation: it poisons this one.
         """
-        lease, ended = self._active.pop(request_id, None), self._has_ended(request_id)
+        lease = self._active.pop(request_id, None)
+        ended = lease is None and self._has_ended(request_id)
         if not ended:
             if len(self._ended) >= _ENDED_KEPT:
                 self._ended_before, self._ended = self._ended, {}

@@ -421,6 +421,33 @@ def test_an_entrypoint_that_nobody_is_routed_to_is_fenced_from_the_start_and_sen
     run(body)
 
 
+@pytest.mark.parametrize("deaf", [False, True])
+def test_where_nobody_is_routed_to_no_barrier_begins_and_the_next_publication_passes(deaf: bool) -> None:
+    async def body(world: FakeBackend) -> None:
+        fleet = await (await fleet_of(world, 2, controller=ControllerConfig(call_timeout_s=1, fence=True))).opened()
+        engines = fleet.gateway.target.engines
+
+        async def silent() -> Any:
+            await asyncio.sleep(5)
+
+        for engine in fleet.engines:
+            await fleet.gateway.set_routable(engine.address, deaf, "ill")
+        if deaf:
+            fleet.gateway.target.engines = silent
+        error = await raised(fleet.publisher.publish(1))
+        assert isinstance(error, BarrierError) and await fleet.controller.barrier() is None
+        assert ("who is routed to" if deaf else "no entrypoint is routed to") in error.message
+        assert all(s.open and s.model_step == 0 for s in await fleet.snapshots())  # nothing was sealed
+        assert fleet.prober.target._held_until == 0.0  # who is ill can be mended
+        fleet.gateway.target.engines = engines
+        await fleet.gateway.set_routable(fleet.engines[1].address, True, "well again")
+        await fleet.gateway.set_routable(fleet.engines[0].address, False, "ill")
+        await fleet.publisher.publish(1)
+        assert [s.open for s in await fleet.snapshots()] == [False, True] and fleet.engines[1].version == "1"
+
+    run(body)
+
+
 def test_the_last_entrypoint_is_not_fenced() -> None:
     async def body(world: FakeBackend) -> None:
         fleet = await (await fleet_of(world, 2, controller=FENCING)).opened()
@@ -504,6 +531,61 @@ def test_a_gate_that_is_rebuilt_after_a_drain_that_timed_out_lets_the_next_try_p
         fleet.gates[0].dead = True
         assert isinstance(await raised(fleet.publisher.publish(1)), BarrierError)  # nobody has restarted it yet
         await rebuilt(world, fleet)
+        await fleet.publisher.publish(1)
+        assert all(s.open and s.model_step == 1 and s.epoch == 2 for s in await fleet.snapshots())
+
+    run(body)
+
+
+def test_an_entrypoint_that_is_gone_is_asked_now_and_then_whether_it_is_quiet() -> None:
+    async def body(world: FakeBackend) -> None:
+        fleet = await (await fleet_of(world, 2)).opened()
+        lookup, looks = world.lookup, []
+
+        async def looked(name: str) -> Any:
+            looks.append(name)
+            await asyncio.sleep(0.0005)
+            return await lookup(name)
+
+        world.lookup = looked  # type: ignore[method-assign]
+        await rebuilt(world, fleet)
+        fleet.servers[0].dead = True
+        error = await raised(fleet.controller.prepare_pause(2))
+        assert isinstance(error, BarrierError) and asyncio.get_running_loop().time() < 2.1
+        assert "entry-0 does not say whether turns are left" in error.message and "is dead" in error.message
+        assert 4 <= looks.count("entry-0") <= 9
+
+    run(body)
+
+
+@pytest.mark.parametrize("question", ["closed_gates", "assert_request_gates_healthy"])
+@pytest.mark.parametrize("stage", ["sealed", "drained"])
+def test_a_gate_that_a_question_finds_again_in_a_preparation_does_not_pass_as_drained(
+    stage: str, question: str
+) -> None:
+    async def body(world: FakeBackend) -> None:
+        fleet = await (await fleet_of(world, 2)).opened()
+        asked: list[asyncio.Task[None]] = []
+
+        async def asks() -> None:
+            await rebuilt(world, fleet)
+            await getattr(fleet.controller, question)()
+
+        def cut(kind: str, fields: dict[str, Any]) -> None:
+            if kind == "controller.stage" and fields["stage"] == stage and not asked:
+                asked.append(asyncio.get_running_loop().create_task(asks()))
+
+        for engine in fleet.engines:
+            engine.post_delay_s = 2  # the pausing, after the drain
+        world.on_emit = cut
+        error = await raised(fleet.controller.prepare_pause())
+        assert isinstance(error, BarrierError) and error.outcome is Outcome.UNKNOWN
+        if stage == "drained":
+            assert asked[0].done()
+            assert "gate-0 was restarted before the barrier of epoch 2 was drained" in error.message
+        await asked[0]
+        view = await fleet.controller.barrier()
+        assert view is not None and (view.stage, view.epoch) == ("sealing", 2)
         await fleet.publisher.publish(1)
         assert all(s.open and s.model_step == 1 and s.epoch == 2 for s in await fleet.snapshots())
 
@@ -615,6 +697,54 @@ def test_a_prober_that_does_not_answer_ends_a_call_only_where_the_hold_runs_out(
         await asyncio.sleep(3_000)
         error = await raised(fleet.controller.targets())
         assert isinstance(error, BarrierError) and "health cannot be held" in error.message
+        error = await raised(fleet.controller.resume_requests(0))
+        assert isinstance(error, BarrierError) and "health cannot be held" in error.message
+        assert not any(s.open for s in await fleet.snapshots())
+
+    run(body)
+
+
+def test_a_prober_that_is_dead_for_good_keeps_no_drained_gate_closed() -> None:
+    async def body(world: FakeBackend) -> None:
+        fleet = await (await fleet_of(world, 2)).opened()
+        await fleet.controller.prepare_pause()
+        fleet.prober.dead = True
+        await asyncio.sleep(3_000)  # until no hold would be left
+        await fleet.controller.resume_requests(0)
+        assert all(s.open for s in await fleet.snapshots())
+
+    run(body)
+
+
+@pytest.mark.parametrize(("arrives", "paused"), [(False, True), (True, False), (True, True)])
+def test_a_late_hold_ends_only_itself(arrives: bool, paused: bool) -> None:
+    """A hold of a barrier whose answer, or which itself, is under way until the barrier is over."""
+
+    async def body(world: FakeBackend) -> None:
+        fleet = await (await fleet_of(world, 1)).opened()
+        prober, controller, loop = fleet.prober.target, fleet.controller.target, asyncio.get_running_loop()
+        await fleet.controller.prepare_pause()
+        hold, late_s = prober.hold, [0.9]
+
+        async def late(for_s: float) -> None:
+            first = late_s.pop() if late_s else 0.0
+            await asyncio.sleep(first if arrives else 0.0)
+            await hold(for_s)
+            await asyncio.sleep(0.0 if arrives else first)
+
+        prober.hold = late
+        holding = loop.create_task(controller._hold_on())
+        await asyncio.sleep(0.01)
+        await fleet.controller.resume_requests(0)
+        if paused:
+            await fleet.controller.pause_generation("abort")
+        assert not holding.done()
+        await holding
+        assert (prober._held_until > loop.time()) is paused
+        assert controller._held_until == 0.0  # of a barrier, and there is none
+        if paused:
+            await fleet.controller.continue_generation()
+            assert prober._held_until == 0.0
 
     run(body)
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
 from protocol.config import EntrypointConfig, GateConfig
 from protocol.errors import (
+    AdmissionTimeout,
     ConnectionLost,
     ConnectionRefused,
     ConnectTimeout,
     GatePoisoned,
+    GateRefused,
     HttpError,
     ReadTimeout,
     SeatrialError,
@@ -153,6 +156,64 @@ def test_a_turn_whose_caller_has_gone_while_it_waited_is_never_sent() -> None:
         assert [data["label"] for data in world.of("gate.settled")] in ([], ["failed: never sent"])
         assert not (await fleet.snapshots())[0].active and not fleet.servers[0].target._held
         assert not fleet.servers[0].target._left and not fleet.servers[0].target._turns
+
+    run(body)
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+def test_a_turn_that_leaves_while_an_ask_of_it_was_never_answered_holds_no_lease(leaves: bool) -> None:
+    """The first ask comes late to the gate, and waits there still when the second one is over: nobody's, once open."""
+
+    async def body(world: FakeBackend) -> None:
+        config = EntrypointConfig(forward_timeout_s=30, admission_timeout_s=40 if leaves else 12, call_timeout_s=5)
+        fleet = await (await fleet_of(world, 1, entrypoint=config)).opened()
+        gate, loop = fleet.gates[0].target, asyncio.get_running_loop()
+        request, late_s, asks = gate.request, [10.5], []
+
+        async def late(*given: Any) -> Any:
+            async def served(after_s: float) -> Any:
+                await asyncio.sleep(after_s)
+                return await request(*given)
+
+            asks.append(loop.create_task(served(late_s.pop() if late_s else 0.0)))
+            return await asyncio.shield(asks[-1])  # who gives up its wait ends nothing at the gate
+
+        gate.request = late
+        await fleet.controller.prepare_pause()
+        turn = fleet.begin("s", 0)
+        await asyncio.sleep(11)  # into the second ask
+        if leaves:
+            turn.cancel()
+        await asyncio.wait([*fleet.servers[0].target._turns])
+        error = (await asyncio.gather(turn, return_exceptions=True))[0]
+        assert isinstance(error, asyncio.CancelledError if leaves else AdmissionTimeout)
+        assert not fleet.servers[0].target._turns and len(asks) == 2 and not asks[0].done()
+        await fleet.controller.resume_requests(0)
+        await asyncio.sleep(1)
+        assert isinstance(asks[0].exception(), GateRefused)
+        assert not (await fleet.snapshots())[0].active and not fleet.servers[0].target._held
+        await fleet.publisher.publish(1)
+
+    run(body)
+
+
+def test_a_turn_that_waits_asks_its_gate_in_longer_and_longer_slices() -> None:
+    async def body(world: FakeBackend) -> None:
+        fleet = await (await fleet_of(world, 1, entrypoint=EntrypointConfig(call_timeout_s=5))).opened()
+        gate = fleet.gates[0].target
+        request, slices = gate.request, []
+
+        async def asked(session: str, timeout_s: float, name: str) -> Any:
+            slices.append(round(timeout_s, 6))
+            return await request(session, timeout_s, name)
+
+        gate.request = asked
+        await fleet.controller.prepare_pause()
+        begun = asyncio.get_running_loop().time()
+        error = await raised(fleet.turn("s", 0))
+        assert isinstance(error, AdmissionTimeout) and "did not open within 600.0 s" in error.message
+        assert asyncio.get_running_loop().time() - begun == pytest.approx(600)
+        assert slices == [5, 10, 20, 40, 80, 80, 80, 80, 80, 80, 45]
 
     run(body)
 

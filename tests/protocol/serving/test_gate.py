@@ -332,3 +332,22 @@ def test_so_many_ends_are_remembered_and_no_more() -> None:
         assert isinstance(await raised(ask(gate, name="n-4000")), GateRefused)
 
     run(body)
+
+
+def test_only_a_lease_that_is_not_active_is_looked_for_among_those_that_have_ended() -> None:
+    async def body(world: FakeBackend) -> None:
+        gate = await gate_of(world)
+        await ask(gate, name="mine")
+        has_ended, looks = gate.target._has_ended, []
+
+        def looked(name: str) -> bool:
+            looks.append(name)
+            return bool(has_ended(name))
+
+        gate.target._has_ended = looked
+        await gate.settle("mine", SAFE)
+        assert looks == []  # at every settlement
+        assert isinstance(await raised(gate.settle("mine", None)), GateRefused)
+        assert looks == ["mine"] and not (await gate.snapshot()).failures
+
+    run(body)
