@@ -159,18 +159,18 @@ class Slow(ProcessFault):
     """Several at once multiply. One duty process works for all of them: two would let the process go on in turn."""
 
     def inject(self) -> None:
-        slowed = self.site.slowed.setdefault(self.card.pid, Slowed(self.pids()))
+        slowed = self.site.slowed.setdefault(self.card.pid, Slowed([]))
         slowed.percents.append(self.params["percent"])
-        self._set(slowed)
+        self._set(slowed, self.pids())  # it may have gained children since the fault before
 
     def heal(self) -> None:
         slowed = self.site.slowed[self.card.pid]
         slowed.percents.remove(self.params["percent"])
-        self._set(slowed)
+        self._set(slowed, slowed.pids)
         if not slowed.percents:
             del self.site.slowed[self.card.pid]
 
-    def _set(self, slowed: Slowed) -> None:
+    def _set(self, slowed: Slowed, pids: list[int]) -> None:
         stops = self.site.stops
         if slowed.duty is not None:
             stops.duty_ends(slowed.duty.pid)
@@ -179,6 +179,7 @@ class Slow(ProcessFault):
             slowed.duty.wait()
             stops.stop_again(slowed.pids)
             slowed.duty = None
+        slowed.pids = pids
         if slowed.percents:
             percent = 100
             for other in slowed.percents:
