@@ -77,13 +77,13 @@ class FileStorage:
             for folder, _, _ in os.walk(source):  # entries before the name: nobody is to find a part of them under it
                 _sync_folder(folder)
             os.rename(source, target)
-            above = dict.fromkeys(self._up_from(target))
-            for folder in above:
-                _sync_folder(folder)
-            for folder in self._up_from(source):
-                if folder not in above:
-                    with contextlib.suppress(FileNotFoundError):  # removed since: so is what it said of the old name
-                        _sync_folder(folder)
+            synced = list(self._up_from(target))
+            for above in synced:
+                _sync_folder(above)
+            for above in self._up_from(source):
+                if above not in synced:
+                    with contextlib.suppress(FileNotFoundError):  # removed since, and what it said of the old name
+                        _sync_folder(above)
         except OSError as error:
             raise self._failed("rename", old, error) from error
         self._log.emit("storage.renamed", old=old, new=new)
