@@ -9,6 +9,8 @@ from protocol.evidence import Event
 
 _ROUTES = ("set_routable", "recover")
 """What health does to the active set: it routes around a replica or to it, or has it replaced."""
+_STAYS = ("BarrierError", "GatePoisoned")
+"""What a controller raises whose barrier stays; whatever else a resumption ends with, it may have been completed."""
 
 
 class HealthHoldsInABarrier(Check):
@@ -17,7 +19,10 @@ class HealthHoldsInABarrier(Check):
     Health is whoever asks the gateway of the service for its view, or was told to hold. One that cannot be told, since
     its answer to the latest hold has not come or its process is a new one, is excused until it has answered.
 
-    Kills: a hold that is set once and runs out while resumptions are tried again, and none at all (C-9).
+    A ``resume`` from the controller ends the barrier only when a gate of it was reopened before.
+
+    Kills: a hold that is set once and runs out while resumptions are tried again, health that is let go before the
+    reopening, and no hold at all (C-9).
     """
 
     name = "health_holds_in_a_barrier"
@@ -35,6 +40,7 @@ class HealthHoldsInABarrier(Check):
         self._holds: dict[int, str] = {}  # call under way -> controller
         self._untold: dict[str, None] = {}  # controllers whose latest hold health may not have heard of
         self._resuming: dict[int, str] = {}
+        self._reopened: dict[str, None] = {}  # controllers that have reopened a gate since their latest seal
         self._excused = 0
 
     def handlers(self) -> dict[str, Handler]:
@@ -46,12 +52,14 @@ class HealthHoldsInABarrier(Check):
         }
 
     def wants_call(self, method: str) -> bool:
-        return method in ("seal", "roster", "health_view", "hold", "resume", "resume_requests") or method in _ROUTES
+        return method in (
+            "seal", "reopen", "roster", "health_view", "hold", "resume", "resume_requests", *_ROUTES,
+        )  # fmt: skip
 
     def _on_sent(self, event: Event) -> None:
         method, target = event.data["method"], event.data["target"]
         if event.actor in self._fleet.controllers:
-            if method == "seal":
+            if method in ("seal", "reopen"):
                 self._calls.sent(event)
             elif method == "roster":
                 self._gateways[target] = event.actor
@@ -59,7 +67,7 @@ class HealthHoldsInABarrier(Check):
                 self._probers[target] = event.actor
                 self._holds[event.data["call"]] = event.actor
                 self._untold[event.actor] = None
-            elif method == "resume":
+            elif method == "resume" and event.actor in self._reopened:
                 self._barriers.pop(event.actor, None)
         elif method == "health_view":
             if target in self._gateways:
@@ -86,17 +94,27 @@ class HealthHoldsInABarrier(Check):
         call, done = event.data["call"], event.data["outcome"] == "done"
         found = self._calls.done(event)
         if found is not None:
-            if done and event.actor not in self._barriers:
-                self.judged += 1
-                self._barriers[event.actor] = event
+            if done:
+                self._on_gate(found[0].data["method"], event)
         elif (controller := self._holds.pop(call, None)) is not None:
             if done:
                 self._untold.pop(controller, None)
         elif (controller := self._resuming.pop(call, None)) is not None and done:
             self._barriers.pop(controller, None)
 
+    def _on_gate(self, method: str, event: Event) -> None:
+        """A gate is sealed, or open again."""
+        if method == "reopen":
+            self._reopened[event.actor] = None
+            return
+        self._reopened.pop(event.actor, None)
+        if event.actor not in self._barriers:
+            self.judged += 1
+            self._barriers[event.actor] = event
+
     def _on_died(self, event: Event) -> None:
         self._barriers.pop(event.actor, None)
+        self._reopened.pop(event.actor, None)
         if event.actor in self._probers:
             self._untold[self._probers[event.actor]] = None
 
@@ -108,7 +126,10 @@ class OneBarrier(Check):
     """At most one barrier at a time, and nobody pauses natively in it (C-I5).
 
     What was prepared is resumed before anything else is prepared, unless a call on it failed, or a gate or backend of
-    it has died: then it may begin anew. A native pause is at work at least while entrypoints are told to abort for it.
+    it has died: then it may begin anew. A native pause is at work at least while entrypoints are told to abort for it;
+    a barrier, from its first seal until all that it has sealed is reopened, or its resumption has answered. Where that
+    answer was lost, what comes after it and before another seal is undecided.
+
     Kills: a native pause that begins beside a barrier and lands in it (C-8), and a preparation that is not refused.
     """
 
@@ -121,9 +142,13 @@ class OneBarrier(Check):
         super().__init__(ledger)
         self._fleet = Fleet()
         self._open: dict[int, tuple[str, str]] = {}  # call -> controller, method
-        self._native: dict[str, Event] = {}  # cause of what a native pause does -> its call
+        self._native: dict[str, None] = {}  # causes of what the native pauses do that may be at work
         self._flags: dict[int, Event] = {}  # calls under way that tell an entrypoint to abort for one
+        self._pauses: dict[int, str] = {}  # native pause under way -> that cause
         self._sealed: dict[str, Event] = {}  # controller -> first seal of its barrier
+        self._closed: dict[str, dict[str, None]] = {}  # controller -> gates that it has sealed and not reopened
+        self._reopening: dict[int, tuple[str, str]] = {}  # call -> controller, gate
+        self._lost: dict[str, None] = {}  # controllers whose latest resumption has an unknown outcome
         self._prepared: dict[str, Event] = {}  # controller -> end of the preparation
 
     def handlers(self) -> dict[str, Handler]:
@@ -137,15 +162,21 @@ class OneBarrier(Check):
     def wants_call(self, method: str) -> bool:
         return method in (
             "prepare_pause", "targets", "fence", "resume_requests", "pause_generation", "set_aborting", "seal",
+            "reopen",
         )  # fmt: skip
 
     def _on_sent(self, event: Event) -> None:
         method, target = event.data["method"], event.data["target"]
         if event.actor in self._fleet.controllers:
             if method == "seal":
+                if event.actor in self._lost:
+                    self._end(event.actor)
                 self._sealed.setdefault(event.actor, event)
+                self._closed.setdefault(event.actor, {})[target] = None
                 for flag in [flag for flag in self._flags.values() if flag.actor == event.actor]:
                     self._beside(event, flag)
+            elif method == "reopen":
+                self._reopening[event.data["call"]] = event.actor, target
             elif method == "set_aborting" and event.cause in self._native:
                 self.judged += 1
                 self._flags[event.data["call"]] = event
@@ -153,7 +184,8 @@ class OneBarrier(Check):
                     self._beside(self._sealed[event.actor], event)
         elif target in self._fleet.controllers:
             if method == "pause_generation":
-                self._native[event.id] = event
+                self._native[event.id] = None
+                self._pauses[event.data["call"]] = event.id
             else:
                 self._open[event.data["call"]] = (target, method)
 
@@ -161,12 +193,34 @@ class OneBarrier(Check):
         text = (
             f"{flag.actor} told {flag.data['target']} to abort for a native pause, and {seal.data['target']} was sealed"
         )
-        self.violation(f"{text} for a barrier", flag.seq, seal.seq)
+        if flag.actor in self._lost:
+            self.doubt(f"{text} for a barrier of which nobody knows whether it was over", flag.seq, seal.seq)
+        else:
+            self.violation(f"{text} for a barrier", flag.seq, seal.seq)
+
+    def _end(self, controller: str) -> None:
+        """Its barrier is over."""
+        for known in (self._sealed, self._closed, self._lost):
+            known.pop(controller, None)
+
+    def _on_answer(self, event: Event) -> None:
+        """Of a gate, an entrypoint, or a native pause."""
+        call = event.data["call"]
+        self._flags.pop(call, None)
+        cause = self._pauses.pop(call, None)
+        if cause is not None and event.data["outcome"] != "unknown":  # else it may be at work yet
+            self._native.pop(cause, None)
+        controller, gate = self._reopening.pop(call, ("", ""))
+        closed = self._closed.get(controller, {})
+        if event.data["outcome"] == "done" and gate in closed:
+            del closed[gate]
+            if not closed:
+                self._end(controller)
 
     def _on_done(self, event: Event) -> None:
         controller, method = self._open.pop(event.data["call"], ("", ""))
         if not controller:
-            self._flags.pop(event.data["call"], None)
+            self._on_answer(event)
             return
         done = event.data["outcome"] == "done"
         if method == "prepare_pause" and done:
@@ -179,12 +233,14 @@ class OneBarrier(Check):
         elif method == "resume_requests":
             self._prepared.pop(controller, None)
             if done:
-                self._sealed.pop(controller, None)
+                self._end(controller)
+            elif event.data["error"] not in _STAYS and controller in self._sealed:
+                self._lost[controller] = None
         elif not done:
             self._prepared.pop(controller, None)
 
     def _on_died(self, event: Event) -> None:
-        self._sealed.pop(event.actor, None)
+        self._end(event.actor)
         self._prepared.pop(event.actor, None)
         place = self._fleet.by_gate.get(event.actor) or self._fleet.by_replica.get(event.actor)
         if place is not None:
@@ -275,8 +331,9 @@ class LeasesAddUp(Check):
 class VersionsNeverGoBack(Check):
     """The versions that a gate grants never go back, and change only by an installation after a drain (G-I5).
 
-    Over all its incarnations: one that is restarted grants nothing of what it was born with. Kills: an older version
-    that is installed, an installation that is not waited for (G-9), a gate that is born open (G-13).
+    Over all its incarnations: one that is restarted grants nothing of what it was born with. Each barrier begins anew:
+    what was drained and installed before its seal says nothing of what comes after. Kills: an older version that is
+    installed, an installation that is not waited for (G-9), a gate that is born open (G-13).
     """
 
     name = "versions_never_go_back"
@@ -290,7 +347,7 @@ class VersionsNeverGoBack(Check):
         self._calls = GateCalls(self._fleet)
         self._latest: dict[str, Event] = {}  # gate -> first grant of the version that it grants
         self._drained: dict[str, Event] = {}
-        self._installing: dict[str, Event] = {}
+        self._installed: dict[str, Event] = {}
 
     def handlers(self) -> dict[str, Handler]:
         return {
@@ -301,17 +358,23 @@ class VersionsNeverGoBack(Check):
         }
 
     def wants_call(self, method: str) -> bool:
-        return method in ("drain", "install_version")
+        return method in ("seal", "drain", "install_version")
 
     def _on_sent(self, event: Event) -> None:
         place = self._calls.sent(event)
-        if place is not None and event.data["method"] == "install_version" and place.gate in self._drained:
-            self._installing[place.gate] = event
+        if place is not None and event.data["method"] == "seal":
+            self._drained.pop(place.gate, None)
+            self._installed.pop(place.gate, None)
 
     def _on_done(self, event: Event) -> None:
         found = self._calls.done(event)
-        if found is not None and found[0].data["method"] == "drain" and event.data["outcome"] == "done":
-            self._drained[found[1].gate] = event
+        if found is None or event.data["outcome"] != "done":
+            return
+        method, gate = found[0].data["method"], found[1].gate
+        if method == "drain":
+            self._drained[gate] = event
+        elif method == "install_version" and gate in self._drained:
+            self._installed[gate] = event
 
     def _on_granted(self, event: Event) -> None:
         gate, step = event.actor, event.data["model_step"]
@@ -322,11 +385,11 @@ class VersionsNeverGoBack(Check):
         if latest is not None and step < latest.data["model_step"]:
             text = f"{gate} granted version {step} after {latest.data['model_step']}"
             self.violation(text, latest.seq, event.seq)
-        elif gate not in self._installing:
+        elif gate not in self._installed:
             self.violation(f"{gate} granted version {step}, which nobody had installed after a drain", event.seq)
         self._latest[gate] = event
         self._drained.pop(gate, None)
-        self._installing.pop(gate, None)
+        self._installed.pop(gate, None)
 
     def observed(self) -> str:
         return f"{self.judged} grants, {self.violations} of a version that went back or was not installed"

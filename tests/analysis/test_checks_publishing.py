@@ -351,7 +351,7 @@ def barrier(h: Published, *, until: str = "") -> None:
     """A barrier of controller-s, whose health is held and who asks the gateway who is there, up to a stage."""
     for target, method in (
         ("gateway-s", "roster"), ("health-s", "hold"), ("gate-s-0", "seal"), ("gate-s-1", "seal"),
-        ("health-s", "resume"),
+        ("gate-s-0", "reopen"), ("gate-s-1", "reopen"), ("health-s", "resume"),
     ):  # fmt: skip
         if method == until:
             return
@@ -361,11 +361,26 @@ def barrier(h: Published, *, until: str = "") -> None:
 def test_health_acts_only_outside_of_barriers() -> None:
     for until, method, expected in (
         ("resume", "recover", "fail"), ("resume", "set_routable", "fail"), ("", "recover", "pass"),
-        ("resume", "/ready", "pass"),
+        ("reopen", "recover", "fail"), ("resume", "/ready", "pass"),
     ):  # fmt: skip
         h = Published()
         barrier(h, until=until)
         h.call("recovery-s", method, at="health-s/0")
+        assert h.end().judged("health_holds_in_a_barrier").result == expected
+
+
+def test_health_that_is_let_go_before_the_reopening_is_in_the_barrier_yet() -> None:
+    for outcome, sealed_again, expected in (
+        ("", False, "fail"), ("unknown", False, "fail"), ("done", False, "pass"), ("done", True, "fail"),
+    ):  # fmt: skip
+        h = Published()
+        barrier(h, until="reopen")
+        if outcome:
+            h.call("gate-s-0", "reopen", outcome=outcome)
+        if sealed_again:  # the resumption had failed, and the topology had changed
+            h.gates("seal")
+        h.call("health-s", "resume")
+        h.call("recovery-s", "recover", at="health-s/0")
         assert h.end().judged("health_holds_in_a_barrier").result == expected
 
 
@@ -421,6 +436,39 @@ def test_no_native_pause_beside_a_barrier() -> None:
         assert h.end().judged("one_barrier").result == expected
 
 
+def told_to_abort(h: Published, cause: object) -> None:
+    h("call.sent", at="controller-s/0", call=901, target="entrypoint-s-0", target_inc=0, method="set_aborting",
+      cause=cause)  # fmt: skip
+    h("call.done", at="controller-s/0", call=901, outcome="done", error="")
+
+
+def test_a_native_pause_after_a_resumption_whose_answer_was_lost() -> None:
+    for reopened, error, expected in (
+        (2, "ReadTimeout", "pass"), (1, "ReadTimeout", "inconclusive"), (0, "ReadTimeout", "inconclusive"),
+        (0, "BarrierError", "fail"), (1, "BarrierError", "fail"),
+    ):  # fmt: skip
+        h = Published()
+        h.call("controller-s", "prepare_pause", at="publisher/0")
+        h.gates("seal")
+        for number in range(reopened):
+            h.call(f"gate-s-{number}", "reopen")
+        h.call("controller-s", "resume_requests", at="publisher/0", outcome="unknown", error=error)
+        asked = h("call.sent", at="p/0", call=900, target="controller-s", target_inc=0, method="pause_generation")
+        told_to_abort(h, asked)
+        assert h.end().judged("one_barrier").result == expected
+
+
+def test_a_barrier_after_one_of_which_nobody_knows_whether_it_was_over() -> None:
+    h = Published()
+    h.call("controller-s", "prepare_pause", at="publisher/0")
+    h.gates("seal")
+    h.call("controller-s", "resume_requests", at="publisher/0", outcome="unknown", error="ReadTimeout")
+    h.gates("seal")
+    asked = h("call.sent", at="p/0", call=900, target="controller-s", target_inc=0, method="pause_generation")
+    told_to_abort(h, asked)
+    assert h.end().judged("one_barrier").result == "fail"
+
+
 def grant(h: Published, lease: str, active: int, step: int = 0, at: str = "gate-s-0/0") -> None:
     h("gate.granted", at=at, lease=lease, session="x", epoch=1, model_step=step, active=active)
 
@@ -463,6 +511,39 @@ def test_versions_never_go_back() -> None:
             for method in ("seal", "drain", "install_version", "reopen"):
                 h.gates(method)
         grant(h, "b", 2, step, at="gate-s-0/1")
+        assert h.end().judged("versions_never_go_back").result == expected
+
+
+CYCLE = ("seal", "drain", "install_version", "reopen")
+
+
+def test_what_an_earlier_barrier_installed_says_nothing_of_a_later_version() -> None:
+    for cycles, expected in (((CYCLE,), "fail"), ((CYCLE, CYCLE), "pass"), ((CYCLE, ("seal", "reopen")), "fail")):
+        h = Published()
+        for method in CYCLE:
+            h.gates(method)
+        grant(h, "a", 1)
+        for number, methods in enumerate(cycles):
+            if number:
+                grant(h, "b", 2)  # of the version that was published again
+            for method in methods:
+                h.gates(method)
+        if len(cycles) == 1:
+            h.gates("seal")
+        grant(h, "c", 3, 1)
+        assert h.end().judged("versions_never_go_back").result == expected
+
+
+def test_a_version_whose_installation_was_not_done_is_not_installed() -> None:
+    for outcome, expected in (("done", "pass"), ("not_done", "fail"), ("unknown", "fail")):
+        h = Published()
+        for method in CYCLE:
+            h.gates(method)
+        grant(h, "a", 1)
+        h.gates("seal")
+        h.gates("drain")
+        h.call("gate-s-0", "install_version", outcome=outcome, error="" if outcome == "done" else "x")
+        grant(h, "b", 2, 1)
         assert h.end().judged("versions_never_go_back").result == expected
 
 

@@ -71,6 +71,15 @@ class HoldsOnce(RolloutController):
             await super()._keep_hold(own_s)
 
 
+class ReleasesEarly(RolloutController):
+    """Lets health go on as soon as a resumption begins, while backends are paused and gates closed."""
+
+    async def _gates(self, members: Any, stage: str, *rest: Any) -> None:
+        if stage == "installed":
+            await self._release()
+        await super()._gates(members, stage, *rest)
+
+
 class LooksOnceAndPauses(RolloutController):
     """Looks whether there is a barrier, and pauses natively beside whoever begins one then."""
 
@@ -113,6 +122,9 @@ BARRIER_MUTANTS = (
     _controller("turns of a dead gate forgotten", "G-I1", ForgetsOldTurns, "gate_dies", "no_update_under_lease"),
     _controller("dead gates kept in a barrier", "C-I2", KeepsDeadGates, "gate_dies_resuming", "occurs"),
     _controller("health held once", "C-I4", HoldsOnce, "hold_runs_out", "health_holds_in_a_barrier"),
+    _controller(
+        "health released before the reopening", "C-9", ReleasesEarly, "hold_runs_out", "health_holds_in_a_barrier"
+    ),
     _controller("native pause beside a barrier", "C-8, C-I5", LooksOnceAndPauses, "pause_beside", "one_barrier"),
     Mutant(
         "retired turns sent late", "A-I2", "affinity", SessionAffinityRouter, RetiresAlone, "late_turns",
