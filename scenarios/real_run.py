@@ -347,13 +347,15 @@ class Interrupts:
     """Ctrl-C, SIGTERM and the end of the terminal, of this process and as long as a run goes on: all three are one.
 
     Inside of ``admitted`` an interrupt is raised. Elsewhere it is only noted, and raised in the next ``admitted``: what
-    is being cleaned up, merged or judged is finished, which takes some seconds. Where Ctrl-C or the end of the terminal
-    was to be ignored (a shell's background, nohup) it still is.
+    is being cleaned up, merged or judged is finished, which takes some seconds. One that has not been raised by the end
+    goes to whoever had the signal before, unless the run ends by an error. Where Ctrl-C or the end of the terminal was
+    to be ignored (a shell's background, nohup) it still is.
     """
 
     def __init__(self) -> None:
         self._before: dict[signal.Signals, Any] = {}
         self._came = False
+        self._untold: signal.Signals | None = None  # that came and was not raised
 
     def __enter__(self) -> Interrupts:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -367,9 +369,11 @@ class Interrupts:
             self._before[number] = signal.SIG_DFL if before is None else before
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
+        if error is None and self._untold is not None:
+            signal.raise_signal(self._untold)
 
     @contextlib.contextmanager
     def admitted(self) -> Iterator[None]:
@@ -379,6 +383,7 @@ class Interrupts:
                 # asyncio takes the place of Python's own handler, and of no other one.
                 signal.signal(number, signal.default_int_handler if number is signal.SIGINT else self._pass_on)
             if self._came:
+                self._untold = None
                 raise KeyboardInterrupt
             yield
         finally:
@@ -391,10 +396,11 @@ class Interrupts:
                     signal.signal(number, self._note)
                 return
             except KeyboardInterrupt:
-                self._came = True
+                self._note(signal.SIGINT, None)
 
-    def _note(self, *_: object) -> None:
+    def _note(self, number: int, _: object) -> None:
         self._came = True
+        self._untold = self._untold or signal.Signals(number)
 
     def _pass_on(self, *_: object) -> None:
         if signal.SIGINT in self._before:

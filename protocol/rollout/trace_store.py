@@ -43,10 +43,9 @@ class RolloutTraceStore:
 
         Raises:
             ObjectFreed, ObjectLost (*not done*): an expert reference leads to nothing.
-            TraceConflict (*not done*): another content stands at one of the keys, ``prefix`` is not stored, an edge
-                that is there already would cut a segment in two, a stored segment beside them ends in the new
-                ones, a segment has no text, or some segments of the conversation have
-                experts and others none.
+            TraceConflict (*not done*): another content stands at one of the keys, ``prefix`` is not stored, a segment
+                has no text, some segments of the conversation have experts and others none, or a stored segment that
+                is not of the conversation ends in the new ones: it would cut one in two, or be read as continued.
         """
         session = str(session_id)
         borrowed: list[ObjectRef] = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import pathlib
 import signal
@@ -159,10 +160,30 @@ def test_a_run_that_is_over_is_merged_and_judged_whatever_comes(
 
     monkeypatch.setattr(RealStage, "run", lived)
     monkeypatch.setattr(real_run, where, interrupted)
-    ran = run.go()
-    assert ran.end.reason == "completed" and ran.events == 3
-    assert [event.kind for event in RunDir.open(run.out).read_events()][-1] == "run.finished"
-    assert run.is_judged() == ran.verdict.result
+    with pytest.raises(KeyboardInterrupt):  # or what follows, such as the next run of a sweep, would not hear of it
+        run.go()
+    events = list(RunDir.open(run.out).read_events())
+    assert (len(events), events[-1].kind, events[-1].data["reason"]) == (3, "run.finished", "completed")
+    assert run.is_judged() == json.loads((run.out / "verdict.json").read_text())["result"]
+
+
+def test_an_interrupt_that_was_not_raised_goes_to_whoever_had_it_before_unless_there_is_an_error() -> None:
+    heard: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, _: heard.append(number))
+    try:
+        for error, handed in ((None, 1), (ValueError, 1)):
+            with contextlib.suppress(ValueError), real_run.Interrupts():
+                interrupt(signal.SIGTERM)
+                if error is not None:
+                    raise error
+            assert len(heard) == handed
+        with real_run.Interrupts() as interrupts:
+            interrupt(signal.SIGTERM)
+            with pytest.raises(KeyboardInterrupt), interrupts.admitted():
+                pass
+        assert len(heard) == 1  # it was raised
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def test_where_ctrl_c_is_ignored_it_still_is_and_sigterm_ends_the_run(
