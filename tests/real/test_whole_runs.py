@@ -175,7 +175,7 @@ def test_a_run_that_is_interrupted_while_ray_starts_leaves_nothing(
     tmp_path: pathlib.Path, temporary: str, number: signal.Signals, there: int
 ) -> None:
     with command(tmp_path, temporary, *EMULATED) as run:
-        run.wait_until(lambda: len(list(run.temporary.glob("seatrial-*/ray/session_2*/sockets/raylet*"))) == there)
+        run.wait_until(lambda: len(list(run.temporary.glob("seatrial-*/ray/session_2*/sockets/raylet*"))) >= there)
         if number == signal.SIGINT:
             os.killpg(run.process.pid, number)  # as a terminal does
         else:
@@ -319,7 +319,7 @@ def test_a_cluster_of_others_is_used_and_left_as_it_was(
         run.process.send_signal(signal.SIGKILL)
         run.process.wait()
         until(lambda: not run.left(), 15)
-        until(lambda: not other_cluster.actors_and_groups(), 60)
+        until(lambda: not other_cluster.actors_and_groups(), 30)
         assert engine_folders() == []
     with socket.create_connection((host, int(port)), timeout=5):
         pass  # Ray itself goes on
