@@ -8,11 +8,11 @@ operation which goes on stays; one whose operation is forgotten is as good as ne
 from __future__ import annotations
 
 import dataclasses
-from collections import OrderedDict
 from collections.abc import Callable
 
 from protocol.scaling.bodies import ApiReply
 from protocol.scaling.contract import Direction
+from protocol.scaling.registry import KeyTable
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -36,33 +36,35 @@ class ReplayKeys:
 
     def __init__(self, window_s: float, most: int, goes_on: Callable[[str], bool]) -> None:
         self._window_s = window_s
-        self._most = most
         self._goes_on = goes_on
-        self._records: OrderedDict[tuple[Direction, str], KeyRecord] = OrderedDict()  # in the order of creation
+        self._now_s = 0.0
+        self._records: KeyTable[KeyRecord] = KeyTable(most, self._expired, self._held)
+        self._key_of: dict[str, tuple[Direction, str]] = {}  # operation that is known -> its key
 
     def __len__(self) -> int:
         return len(self._records)
 
     def find(self, direction: Direction, key: str, now_s: float) -> KeyRecord | None:
         """What the key has answered, or None where it is as good as new. ``now_s``: of the loop's clock."""
+        self._now_s = now_s
         record = self._records.get((direction, key))
-        return None if record is None or now_s - record.created_s >= self._window_s else record
+        return None if record is None or self._expired(record) else record
 
     def remember(self, direction: Direction, key: str, record: KeyRecord) -> None:
         """Keep what a key is answered, and let go of what is too old or too much."""
-        self._records.pop((direction, key), None)
-        self._records[direction, key] = record
-        loose = [name for name, one in self._records.items() if not self._held(one)]
-        over = [name for name in loose if record.created_s - self._records[name].created_s >= self._window_s]
-        excess = len(self._records) - len(over) - self._most
-        rest = [name for name in loose if name not in set(over)]
-        for name in (*over, *rest[: max(0, excess)]):
-            del self._records[name]
+        self._now_s = record.created_s
+        if record.request_id is not None:
+            self._key_of[record.request_id] = direction, key
+        self._records.remember(direction, key, record)
 
     def forget(self, request_id: str) -> None:
-        """An operation is not known any more: its key goes with it."""
-        for name in [name for name, one in self._records.items() if one.request_id == request_id]:
+        """An operation is not known any more: its key goes with it, unless it has been another's since."""
+        name = self._key_of.pop(request_id, None)
+        if name is not None and name in self._records and self._records[name].request_id == request_id:
             del self._records[name]
+
+    def _expired(self, record: KeyRecord) -> bool:
+        return self._now_s - record.created_s >= self._window_s
 
     def _held(self, record: KeyRecord) -> bool:
         return record.request_id is not None and self._goes_on(record.request_id)

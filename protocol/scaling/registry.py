@@ -19,7 +19,7 @@ import dataclasses
 import itertools
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Literal
+from typing import Literal, TypeVar
 
 from protocol.config import ScalingConfig
 from protocol.errors import Outcome, SeatrialError
@@ -109,6 +109,49 @@ class _Key:
     no_op: Decision | None
 
 
+R = TypeVar("R")
+
+
+class KeyTable(OrderedDict[tuple[Direction, str], R]):
+    """What the idempotency keys of both directions have answered, in the order of creation.
+
+    A step looks at what it lets go of, and at what is held before that, which are few; not at all that is kept.
+
+    Args:
+        most: keys that are kept, beside those that are held.
+        expired: whether the window of a record is over; of two, never that of the younger one alone.
+        held: whether a record must stay, however old it is.
+    """
+
+    def __init__(self, most: int, expired: Callable[[R], bool], held: Callable[[R], bool]) -> None:
+        super().__init__()
+        self._most = most
+        self._expired = expired
+        self._held = held
+
+    def remember(self, direction: Direction, key: str, record: R) -> None:
+        """Keep what a key is answered, and let go of what is too old or too much, oldest first."""
+        self.pop((direction, key), None)
+        self[direction, key] = record
+        self.expire()
+        excess = len(self) - self._most
+        if excess > 0:
+            evictable = (name for name, one in self.items() if not self._held(one))
+            for old in list(itertools.islice(evictable, excess)):
+                del self[old]
+
+    def expire(self) -> None:
+        """Forget the keys whose window is over."""
+        over = []
+        for name, record in self.items():
+            if not self._expired(record):
+                break
+            if not self._held(record):
+                over.append(name)
+        for name in over:
+            del self[name]
+
+
 class ScaleRegistry:
     """Operations of one control API.
 
@@ -137,7 +180,9 @@ class ScaleRegistry:
         self._operations: dict[str, Operation] = {}
         self._unresolved: dict[str, str] = {}  # model -> operation
         self._resolved: OrderedDict[str, None] = OrderedDict()  # in the order of their last change
-        self._keys: OrderedDict[tuple[Direction, str], _Key] = OrderedDict()  # in the order of creation
+        self._keys: KeyTable[_Key] = KeyTable(
+            config.max_idempotency_records, lambda record: self._expired(record), lambda record: self._held(record)
+        )
         self.history_truncated = 0
         """Operations evicted so far."""
 
@@ -249,7 +294,7 @@ class ScaleRegistry:
         self, direction: Direction, key: str, fingerprint: tuple[str, int, float | None], capacity: Capacity
     ) -> Decision | None:
         """The answer that the key has given before, or None when it is as good as new."""
-        self._expire()
+        self._keys.expire()
         record = self._keys.get((direction, key))
         if record is None or self._expired(record):
             return None
@@ -396,25 +441,7 @@ class ScaleRegistry:
         return None if record is None else record.request_id
 
     def _remember(self, direction: Direction, key: str, record: _Key) -> None:
-        self._keys.pop((direction, key), None)
-        self._keys[direction, key] = record
-        self._expire()
-        excess = len(self._keys) - self._config.max_idempotency_records
-        if excess > 0:
-            evictable = (name for name, one in self._keys.items() if not self._held(one))
-            for old in list(itertools.islice(evictable, excess)):
-                del self._keys[old]
-
-    def _expire(self) -> None:
-        """Forget the keys whose window is over. They are in the order of creation, the held ones are few."""
-        over = []
-        for name, record in self._keys.items():
-            if not self._expired(record):
-                break
-            if not self._held(record):
-                over.append(name)
-        for name in over:
-            del self._keys[name]
+        self._keys.remember(direction, key, record)
 
     def _expired(self, record: _Key) -> bool:
         return self._now() - record.created_s >= self._config.idempotency_window_s

@@ -14,7 +14,7 @@ from protocol.errors import PlacementError, ReadTimeout
 from protocol.ports import EngineSpec
 from protocol.rollout.elastic import RolloutScaling
 from protocol.rollout.elastic_contract import CATEGORIES, by_weight, normalised, sanitised, weightiest
-from protocol.rollout.elastic_keys import KeyRecord
+from protocol.rollout.elastic_keys import KeyRecord, ReplayKeys
 from protocol.scaling.autoscaler_api import AutoscalerApi
 from protocol.scaling.bodies import ApiReply
 from protocol.scaling.http_tables import autoscaler_routes
@@ -301,6 +301,25 @@ def test_a_key_is_answered_with_its_operation_whatever_came_since() -> None:
         assert len({data["operation"] for data in world.of("scale.state")}) == 2
 
     run(body)
+
+
+def test_a_key_costs_what_is_let_go_of_and_not_all_that_is_kept() -> None:
+    asked: list[str] = []
+
+    def goes_on(name: str) -> bool:
+        asked.append(name)
+        return name == "o0"
+
+    keys = ReplayKeys(1000.0, 500, goes_on)
+    for number in range(500):
+        keys.remember("scale_out", f"k{number}", KeyRecord("{}", float(number), f"o{number}", None))
+    asked.clear()
+    for number in range(500, 510):
+        keys.remember("scale_out", f"k{number}", KeyRecord("{}", float(number), f"o{number}", None))
+        keys.forget(f"o{number - 400}")
+    assert len(asked) <= 40
+    assert keys.find("scale_out", "k0", 510.0) is not None and keys.find("scale_out", "k1", 510.0) is None
+    assert keys.find("scale_out", "k100", 510.0) is None and keys.find("scale_out", "k110", 510.0) is not None
 
 
 def test_keys_end_with_their_window_and_with_their_operation_and_are_bounded() -> None:
