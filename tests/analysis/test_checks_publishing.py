@@ -458,6 +458,17 @@ def test_a_native_pause_after_a_resumption_whose_answer_was_lost() -> None:
         assert h.end().judged("one_barrier").result == expected
 
 
+def test_a_native_pause_is_at_work_until_it_has_answered() -> None:
+    for outcome, expected in (("unknown", "fail"), ("done", "pass"), ("not_done", "pass")):
+        h = Published()
+        h.call("controller-s", "prepare_pause", at="publisher/0")
+        h.gates("seal")
+        asked = h("call.sent", at="p/0", call=900, target="controller-s", target_inc=0, method="pause_generation")
+        h("call.done", at="p/0", call=900, outcome=outcome, error="")
+        told_to_abort(h, asked)
+        assert h.end().judged("one_barrier").result == expected
+
+
 def test_a_barrier_after_one_of_which_nobody_knows_whether_it_was_over() -> None:
     h = Published()
     h.call("controller-s", "prepare_pause", at="publisher/0")
