@@ -34,6 +34,7 @@ def test_a_small_scenario_replays_in_every_way(small: Make) -> None:
     assert list(proof.lines())[-1].startswith("PASS: small, seeds 5 to 6")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_a_replay_elsewhere_does_not_outlive_its_proof(tmp_path: pathlib.Path, number: int) -> None:
     words = ["-m", "scenarios", "prove", "smoke", "--seeds", "1", "--set", "workload.for_s=100"]
@@ -60,6 +61,7 @@ def test_a_replay_elsewhere_does_not_outlive_its_proof(tmp_path: pathlib.Path, n
     assert not status.exists() or status.read_text().rpartition(") ")[2][0] == "Z"
 
 
+@pytest.mark.slow
 def test_order_by_hash_is_found_in_another_process_and_both_sides_shown(small: Make) -> None:
     scenario = small("topology.services.chat.components={gateway: 'tests.scenarios.components:HashOrderGateway'}")
     proof = prove_scenario(scenario, 5, 1, [], lambda line: None)
@@ -71,6 +73,7 @@ def test_order_by_hash_is_found_in_another_process_and_both_sides_shown(small: M
     assert any(line.startswith("FAIL") for line in proof.lines())
 
 
+@pytest.mark.slow
 def test_what_differs_only_in_the_runs_of_a_sweep_is_found_in_every_new_process(small: Make) -> None:
     scenario = small("topology.services.chat.components={gateway: 'tests.scenarios.components:DrawnHashOrderGateway'}")
     proof = prove_scenario(scenario, 5, 1, [sys.executable], lambda line: None)
@@ -100,6 +103,7 @@ def test_a_proof_of_runs_that_do_not_complete_exits_with_3(command: Command, sma
     assert proved.returncode == 3 and json.loads(proved.stdout)["result"] == "inconclusive", proved.stderr
 
 
+@pytest.mark.slow
 def test_what_a_run_leaves_at_class_level_is_found_in_one_process(small: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(components.LeakyGateway, "runs", 0)
     scenario = small("topology.services.chat.components={gateway: 'tests.scenarios.components:LeakyGateway'}")

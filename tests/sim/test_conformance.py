@@ -33,6 +33,7 @@ def outcome() -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 def test_cpythons_tests_pass_on_our_loop(outcome: dict[str, Any]) -> None:
     assert outcome["ok"], [row for m in outcome["modules"] for row in m["unexplained"]] or outcome["stale"]
     assert [m["module"] for m in outcome["modules"]] == list(MODULES)
@@ -45,11 +46,13 @@ def test_cpythons_tests_pass_on_our_loop(outcome: dict[str, Any]) -> None:
     assert outcome["callbacks"] > 20_000
 
 
+@pytest.mark.slow
 def test_each_deviation_has_a_reason_and_is_needed(outcome: dict[str, Any]) -> None:
     assert outcome["stale"] == []
     assert all(len(d.reason) > 40 for d in DEVIATIONS)
 
 
+@pytest.mark.slow
 def test_the_document_says_the_same(outcome: dict[str, Any]) -> None:
     text = (ROOT / "docs/conformance.md").read_text()
     if f"## CPython {outcome['python']}\n" not in text:
@@ -86,6 +89,7 @@ def test_a_reason_that_no_test_needs_is_stale() -> None:
     assert report.deviated == [] and stale([report], (wrong, other, past)) == [wrong]
 
 
+@pytest.mark.slow
 def test_a_test_that_ran_no_callback_is_not_counted(outcome: dict[str, Any]) -> None:
     [futures] = [m for m in outcome["modules"] if m["module"] == "test_futures"]
     assert futures["not_on_loop"] > 50  # repr, state changes without a running loop
