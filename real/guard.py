@@ -102,7 +102,7 @@ def _until_death(life: Any) -> None:
         except RayError as error:
             if isinstance(error, RayActorError) and not isinstance(error, ActorUnavailableError):
                 return
-        time.sleep(_AGAIN_S)
+        time.sleep(_AGAIN_S)  # it may be out of reach for a while; Ray answers at once then
 
 
 def new_life() -> Any:

@@ -173,39 +173,25 @@ class TestProcesses:
 
     def test_slow_makes_everything_take_longer(self, world: FaultedArm) -> None:
         async def body(backend: Any, faults: Faults) -> None:
-            loop = asyncio.get_running_loop()
             client = await ready_engine(backend)
-
-            async def takes(number: int) -> float:
-                began = loop.time()
-                await client.generate(request(number, 300))
-                return loop.time() - began
-
-            usual = min([await takes(number) for number in (1, 2, 3)])
+            usual = await _takes(client, 1, 2, 3)
             slow = faults.inject("slow", "engine-0", percent=400)
-            assert 2 < await takes(4) / usual < 10
+            assert 2 < await _takes(client, 4) / usual < 10
             slow.heal()
-            assert min([await takes(number) for number in (5, 6, 7)]) / usual < 2.5
+            assert await _takes(client, 5, 6, 7) / usual < 2.5
 
         world.run(body)
 
     def test_slowness_multiplies_and_ends_one_by_one(self, world: FaultedArm) -> None:
         async def body(backend: Any, faults: Faults) -> None:
-            loop = asyncio.get_running_loop()
             client = await ready_engine(backend)
-
-            async def takes(number: int) -> float:
-                began = loop.time()
-                await client.generate(request(number, 300))
-                return loop.time() - began
-
-            usual = min([await takes(number) for number in (1, 2, 3)])
+            usual = await _takes(client, 1, 2, 3)
             much, little = (faults.inject("slow", "engine-0", percent=percent) for percent in (400, 200))
-            assert 5 < await takes(4) / usual < 20
+            assert 5 < await _takes(client, 4) / usual < 20
             faults.repair(little)
-            assert 2 < await takes(5) / usual < 10
+            assert 2 < await _takes(client, 5) / usual < 10
             faults.repair(much)
-            assert min([await takes(number) for number in (6, 7, 8)]) / usual < 2.5
+            assert await _takes(client, 6, 7, 8) / usual < 2.5
 
         world.run(body)
 
@@ -470,8 +456,8 @@ class TestHttp:
                 await reading
             assert counts == sorted(counts) and counts[-1] == 400
 
-        healed = told(world.run(body), "fault.healed", "fault", "hits")
-        assert dict(healed)[2] == 1, "of one call, though each of its events is late"
+        events = [event for event in world.run(body) if event.data.get("fault") != 1]
+        assert told(events, "fault.healed", "hits") == [(1,)], "of one call, though each of its events is late"
 
 
 class TestStorage:
@@ -650,6 +636,17 @@ class TestPlacement:
 
 async def _result(call: Any) -> Any:
     return await call
+
+
+async def _takes(client: Any, *numbers: int) -> float:
+    """Seconds of a generation; of several the shortest, for a busy machine makes them longer."""
+    loop = asyncio.get_running_loop()
+    times = []
+    for number in numbers:
+        began = loop.time()
+        await client.generate(request(number, 300))
+        times.append(loop.time() - began)
+    return min(times)
 
 
 async def _stream_under_way(backend: Any, faults: Faults, counts: list[int]) -> asyncio.Future[None]:

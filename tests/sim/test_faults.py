@@ -73,6 +73,17 @@ class Counter:
         return self.count
 
 
+async def times(client: Any, counter: Any, number: int) -> tuple[float, float]:
+    """Seconds of a generation, and of a hundred calls of an actor."""
+    loop = asyncio.get_running_loop()
+    before = loop.time()
+    await client.generate(request(number, 200))
+    middle = loop.time()
+    for _ in range(100):
+        await counter.add()
+    return middle - before, loop.time() - middle
+
+
 def test_every_declared_fault_is_implemented_and_no_other() -> None:
     assert sorted(IMPLEMENTED) == sorted(name for name, spec in FAULTS.items() if "sim" in spec.worlds)
 
@@ -230,19 +241,9 @@ class TestProcesses:
     @pytest.mark.parametrize("first", [0, 1])
     def test_overlapping_slowness_multiplies_and_ends_one_by_one(self, first: int) -> None:
         async def body(backend: Any, simulation: Simulation) -> None:
-            loop = asyncio.get_running_loop()
             _, client = await engine(backend)
             counter = await backend.spawn(Counter, name="counter")
-
-            async def times(number: int) -> tuple[float, float]:
-                before = loop.time()
-                await client.generate(request(number, 200))
-                middle = loop.time()
-                for _ in range(100):
-                    await counter.add()
-                return middle - before, loop.time() - middle
-
-            usual = await times(1)
+            usual = await times(client, counter, 1)
             percents = (400, 200)
             faults = [
                 [
@@ -252,7 +253,7 @@ class TestProcesses:
                 for percent in percents
             ]
             for number, factor in ((2, 8), (3, percents[1 - first] // 100), (4, 1)):
-                taken = await times(number)
+                taken = await times(client, counter, number)
                 for took, took_usually in zip(taken, usual, strict=True):
                     assert 0.7 * factor < took / took_usually < 1.05 * factor
                 if number < 4:
@@ -276,27 +277,17 @@ class TestProcesses:
 
     def test_slow_doubles_the_time_of_engines_and_actors(self) -> None:
         async def body(backend: Any, simulation: Simulation) -> None:
-            loop = asyncio.get_running_loop()
             _, client = await engine(backend)
             counter = await backend.spawn(Counter, name="counter")
-
-            async def times(number: int) -> tuple[float, float]:
-                before = loop.time()
-                await client.generate(request(number, 200))
-                middle = loop.time()
-                for _ in range(100):
-                    await counter.add()
-                return middle - before, loop.time() - middle
-
-            usual = await times(1)
+            usual = await times(client, counter, 1)
             faults = [
                 simulation.faults.inject("slow", Target(name=name), {"percent": 400}, must_hit={})
                 for name in ("engine-0", "counter")
             ]
-            slow = await times(2)
+            slow = await times(client, counter, 2)
             for fault in faults:
                 fault.heal()
-            healed = await times(3)
+            healed = await times(client, counter, 3)
             assert 3.5 < slow[0] / usual[0] < 4.1 and 3 < slow[1] / usual[1] < 4.1
             assert healed == pytest.approx(usual, rel=1e-3)
 

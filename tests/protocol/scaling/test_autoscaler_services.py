@@ -116,7 +116,7 @@ def test_a_patch_whose_services_do_not_begin_changes_nothing(how: str) -> None:
         async def engines() -> ApiReply:
             raise RuntimeError("something nobody foresaw")
 
-        other.engines = engines  # type: ignore[method-assign]
+        other.engines = engines  # type: ignore[method-assign]  # of this fake alone
         patch: dict[str, Any] = {
             "connect": {"service_targets": {"new": "a://nowhere"}},
             "collect": {"service_targets": {"new": "a://other", "newer": "a://rollout"}},
@@ -136,7 +136,7 @@ def test_a_patch_whose_services_do_not_begin_changes_nothing(how: str) -> None:
                 asked.append(asyncio.get_running_loop().time())
                 return ApiReply(200, {})
 
-            at.services[one].engines = count  # type: ignore[method-assign]
+            at.services[one].engines = count  # type: ignore[method-assign]  # of this fake alone
         await asyncio.sleep(6)
         assert len(at.genrm.posts) == 1 and not asked  # it is scaled as before, and no collector was left behind
         assert (await at.api.patch_config({**patch, "max_engines": 9} if how != "connect" else {})).status == 200
@@ -149,7 +149,7 @@ def test_a_patch_whose_services_do_not_begin_changes_nothing(how: str) -> None:
 
 def test_an_autoscaler_that_could_not_start_can_be_started_again() -> None:
     async def body(world: ScalingWorld) -> None:
-        world.engines = Pages()  # type: ignore[assignment]
+        world.engines = Pages()  # type: ignore[assignment]  # all that a collector asks of it
         api = Api(AutoscalerConfig.model_validate(QUICK))
         api.services = {}
         await api.start()
@@ -245,12 +245,12 @@ def test_a_round_of_metrics_that_breaks_is_noted_and_the_next_one_comes() -> Non
         async def engines() -> ApiReply:
             raise RuntimeError("something nobody foresaw")
 
-        right, other.engines = other.engines, engines  # type: ignore[method-assign]
+        right, other.engines = other.engines, engines  # type: ignore[method-assign]  # of this fake alone
         await asyncio.sleep(6)
         health = (await at.api.health()).body
         assert list(health["errors"]) == ["other"] and "nobody foresaw" in health["errors"]["other"]
         assert len(at.genrm.posts) == 1 and not other.posts
-        other.engines = right  # type: ignore[method-assign]
+        other.engines = right  # type: ignore[method-assign]  # as it was
         await asyncio.sleep(6)
         assert (await at.api.health()).body["status"] == "healthy" and other.posts
 
@@ -262,7 +262,7 @@ def test_a_round_of_metrics_that_breaks_is_noted_and_the_next_one_comes() -> Non
 
 def test_it_does_nothing_before_it_is_started() -> None:
     async def body(world: ScalingWorld) -> None:
-        world.engines = Pages()  # type: ignore[assignment]
+        world.engines = Pages()  # type: ignore[assignment]  # all that a collector asks of it
         api = Api(AutoscalerConfig.model_validate(QUICK))
         api.services = {"a://genrm": FakeService("a://genrm")}
         await api.start()

@@ -18,6 +18,7 @@ from protocol.errors import (
     ReadTimeout,
 )
 from protocol.serving.barrier import Member
+from protocol.serving.entrypoint import TurnResult
 from protocol.serving.gate import RequestGate
 from tests.protocol.fake import FakeBackend, run
 from tests.protocol.serving.world import ADMIN, Fleet, fleet_of, raised
@@ -465,13 +466,19 @@ async def rebuilt(world: FakeBackend, fleet: Fleet, index: int = 0) -> None:
     fleet.gates[index] = await world.spawn(RequestGate, GateConfig(), name=f"gate-{index}")
 
 
+async def rebuilt_under_a_turn(world: FakeBackend, duration_s: float) -> tuple[Fleet, asyncio.Task[TurnResult]]:
+    """Two entrypoints, and a turn at the first, which the gate before had granted a second ago."""
+    fleet = await (await fleet_of(world, 2)).opened()
+    fleet.engines[0].duration_s = duration_s
+    turn = fleet.begin("s", 0)
+    await asyncio.sleep(1)
+    await rebuilt(world, fleet)
+    return fleet, turn
+
+
 def test_a_gate_that_was_restarted_is_drained_only_when_its_entrypoint_has_no_turn_from_before() -> None:
     async def body(world: FakeBackend) -> None:
-        fleet = await (await fleet_of(world, 2)).opened()
-        fleet.engines[0].duration_s = 8
-        turn = fleet.begin("s", 0)
-        await asyncio.sleep(1)
-        await rebuilt(world, fleet)
+        fleet, turn = await rebuilt_under_a_turn(world, 8)
         assert not (await fleet.snapshots())[0].active  # it knows nothing of the turn
         await fleet.controller.closed_gates()  # finds it again before the barrier does
         publication = asyncio.get_running_loop().create_task(fleet.publisher.publish(1))
@@ -489,11 +496,7 @@ def test_a_gate_that_was_restarted_is_drained_only_when_its_entrypoint_has_no_tu
 
 def test_a_new_controller_asks_behind_a_gate_that_was_never_sealed() -> None:
     async def body(world: FakeBackend) -> None:
-        fleet = await (await fleet_of(world, 2)).opened()
-        fleet.engines[0].duration_s = 8
-        turn = fleet.begin("s", 0)
-        await asyncio.sleep(1)
-        await rebuilt(world, fleet)
+        fleet, turn = await rebuilt_under_a_turn(world, 8)
         members = tuple(Member(e.name, g, s) for e, g, s in zip(fleet.engines, fleet.gates, fleet.servers, strict=True))
         again = type(fleet.controller.target)(ControllerConfig(), ADMIN, members, fleet.gateway)
         await again.prepare_pause()
@@ -504,11 +507,7 @@ def test_a_new_controller_asks_behind_a_gate_that_was_never_sealed() -> None:
 
 def test_turns_from_before_that_do_not_end_fail_the_preparation_and_not_for_ever() -> None:
     async def body(world: FakeBackend) -> None:
-        fleet = await (await fleet_of(world, 2)).opened()
-        fleet.engines[0].duration_s = 12
-        turn = fleet.begin("s", 0)
-        await asyncio.sleep(1)
-        await rebuilt(world, fleet)
+        fleet, turn = await rebuilt_under_a_turn(world, 12)
         error = await raised(fleet.controller.prepare_pause(5))
         assert isinstance(error, BarrierError) and "turns left from before gate-0 was restarted" in error.message
         await turn
@@ -547,7 +546,7 @@ def test_an_entrypoint_that_is_gone_is_asked_now_and_then_whether_it_is_quiet() 
             await asyncio.sleep(0.0005)
             return await lookup(name)
 
-        world.lookup = looked  # type: ignore[method-assign]
+        world.lookup = looked  # type: ignore[method-assign]  # counted, of this world alone
         await rebuilt(world, fleet)
         fleet.servers[0].dead = True
         error = await raised(fleet.controller.prepare_pause(2))
