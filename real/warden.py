@@ -177,6 +177,11 @@ def _parents() -> dict[int, int]:
     return found
 
 
+def family_of(pid: int) -> set[int]:
+    """A process of this machine and the living ones that descend from it."""
+    return _with_descendants({pid}, _parents())
+
+
 def _with_descendants(pids: set[int], parents: dict[int, int]) -> set[int]:
     found = set(pids)
     while children := {pid for pid, parent in parents.items() if parent in found} - found:

@@ -54,7 +54,10 @@ def simulated(folder: pathlib.Path) -> EngineArm:
         process = backend.engines._shared.processes[name]  # type: ignore[attr-defined]
         process.die("killed") if part == "main" else process.engine.lose_child(part)
 
-    return EngineArm("sim", EngineSpec(profile(folder)), Hands(sigterm, kill), lambda body: run_sim(body))
+    async def main_pid(backend: Backend, name: str) -> None:
+        return None
+
+    return EngineArm("sim", EngineSpec(profile(folder)), Hands(sigterm, kill, main_pid), lambda body: run_sim(body))
 
 
 def on_ray(kind: str, folder: pathlib.Path) -> EngineArm:
@@ -62,8 +65,12 @@ def on_ray(kind: str, folder: pathlib.Path) -> EngineArm:
     from real.backend import run_real
     from real.engines.settings import EngineSettings
 
+    async def main_pid(backend: Backend, name: str) -> int:
+        found: int = (await backend.engines.describe(name)).main_pid  # type: ignore[attr-defined]
+        return found
+
     async def sigterm(backend: Backend, name: str) -> None:
-        os.kill((await backend.engines.describe(name)).main_pid, signal.SIGTERM)  # type: ignore[attr-defined]
+        os.kill(await main_pid(backend, name), signal.SIGTERM)
 
     async def kill(backend: Backend, name: str, part: Part) -> None:
         await backend.engines.signal(name, "SIGKILL", part)  # type: ignore[attr-defined]
@@ -76,6 +83,6 @@ def on_ray(kind: str, folder: pathlib.Path) -> EngineArm:
     return EngineArm(
         kind,
         spec,
-        Hands(sigterm, kill),
+        Hands(sigterm, kill, main_pid),
         lambda body: run_real(body, folder=str(folder / f"run-{next(runs)}"), engines=settings),
     )

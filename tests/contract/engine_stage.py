@@ -22,10 +22,11 @@ READY_WITHIN_S = 180.0
 
 @dataclass
 class Hands:
-    """What no port offers: signals to an engine, by its name."""
+    """What no port offers: signals to an engine, by its name; its main process, None for a simulated one."""
 
     sigterm: Callable[[Backend, str], Awaitable[None]]
     kill: Callable[[Backend, str, Part], Awaitable[None]]
+    main_pid: Callable[[Backend, str], Awaitable[int | None]]
 
 
 class Stage:
