@@ -38,7 +38,7 @@ class Weights(History):
         self("engine.weights", at=at, version=version, weight_hash=weight_hash, ok=True, detail="", in_flight=0)
 
     def row(self, name: str) -> Any:
-        return next(row for row in self.end().verdict().checks if row.name == name)
+        return self.end().judged(name)
 
 
 def truth(*contents: bytes) -> str:
@@ -135,7 +135,7 @@ class Proxy(History):
              attempt=attempt, outcome="done", error="")  # fmt: skip
 
     def row(self, name: str) -> Any:
-        return next(row for row in self.end().verdict().checks if row.name == name)
+        return self.end().judged(name)
 
 
 @pytest.mark.parametrize(("between", "result"), [("deleted", "pass"), ("", "fail")])
