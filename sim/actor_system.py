@@ -65,6 +65,7 @@ class ActorSystem:
         self.streams: dict[int, RemoteStream] = {}
         self._costs = {name: ns(cost) for name, cost in (costs_s or {}).items()}
         self._cost_ns = ns(timings.call_cost_s)
+        self._spawn_ns = ns(timings.spawn_s)
         self._reserved: dict[str, Birth] = {}
         self._specs: dict[str, dict[int, SpawnSpec]] = {}
         self._processes: dict[str, ActorProcess] = {}  # latest incarnation by name
@@ -202,7 +203,7 @@ class ActorSystem:
     def _ask(self, birth: Birth, node: str) -> None:
         birth.asked = True
         self.world.clock.call_after(
-            ns(self.timings.spawn_s), self._bear, birth, node, background=birth.letter.background
+            self.world.around("spawn", self._spawn_ns), self._bear, birth, node, background=birth.letter.background
         )
 
     def restart_from_outside(self, name: str) -> None:

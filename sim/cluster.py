@@ -33,6 +33,8 @@ class Node:
     processes: dict[str, Process] = dataclasses.field(default_factory=dict)
     silent: Entry | None = None
     """Running while the head hears nothing of it: the health time-out."""
+    silent_until: int = 0
+    """When that is over, in simulated nanoseconds."""
     epoch: int = 0
     """Rises when it is restored; resources taken before belong to a machine that is gone."""
 
@@ -188,7 +190,7 @@ class Cluster:
         self.network.drop_waiting(name)
         if node.silent is not None:
             node.silent.cancel()
-        node.silent = self.world.clock.call_after(ns(self.timings.health_timeout_s), self._declare_dead, node)
+        self._fall_silent(node, self._declare_dead)
         for process in list(node.processes.values()):
             process.die("node_lost")
         for listener in self.on_lost:
@@ -221,6 +223,18 @@ class Cluster:
 
     # --- health ---
 
+    def _fall_silent(self, node: Node, then: Callable[[Node], None]) -> None:
+        timeout = self.world.around("health_timeout", ns(self.timings.health_timeout_s))
+        node.silent_until = self.world.now_ns + timeout
+        node.silent = self.world.clock.call_after(timeout, then, node)
+
+    def silence_left_ns(self, name: str) -> int:
+        """How long until the loss of a node shows; of one that is not silent, how long that would take."""
+        node = self.nodes[name]
+        if node.silent is None:
+            return ns(self.timings.health_timeout_s)
+        return max(0, node.silent_until - self.world.now_ns)
+
     def _check_health(self) -> None:
         """After a partition or a repair: who can still talk to the head, both ways?"""
         for node in self.nodes.values():
@@ -228,7 +242,7 @@ class Cluster:
                 continue
             heard = self.network.reachable(node.name, self.head) and self.network.reachable(self.head, node.name)
             if not heard and node.silent is None and not node.dead:
-                node.silent = self.world.clock.call_after(ns(self.timings.health_timeout_s), self._unheard, node)
+                self._fall_silent(node, self._unheard)
             elif heard and node.silent is not None:
                 if node.dead:
                     self.restore(node.name)

@@ -81,9 +81,11 @@ class Deaths:
     def died(self, process: ActorProcess, reason: str) -> None:
         """A process has ended; its callers learn of it later."""
         process.death_known = False  # its neighbours reached it as a zombie; now they learn of its death too
-        timings = self._system.timings
-        notice = timings.health_timeout_s if reason == "node_lost" else timings.kill_notice_s
-        self._world.clock.call_after(ns(notice), self._becomes_known, process)
+        if reason == "node_lost":
+            notice = self._system.cluster.silence_left_ns(process.node)
+        else:
+            notice = self._world.around("kill_notice", ns(self._system.timings.kill_notice_s))
+        self._world.clock.call_after(notice, self._becomes_known, process)
 
     def _node_declared_dead(self, node: str, processes: list[Process]) -> None:
         for process in processes:

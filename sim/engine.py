@@ -19,7 +19,7 @@ from protocol.ports import EngineOptions
 from protocol.serving.determinism import keeps_prefixes
 from sim.engine_cost import EngineProfile
 from sim.engine_health import HealthCheck
-from sim.engine_lifecycle import Emit, EngineLifecycle, EngineNotListening
+from sim.engine_lifecycle import Around, Emit, EngineLifecycle, EngineNotListening, as_usual
 from sim.engine_metrics import EngineMetrics
 from sim.engine_sampling import Sampler
 from sim.engine_scheduler import Scheduler
@@ -64,6 +64,7 @@ class SimEngine(EngineLifecycle):
         fast_path: skip runs of equal decode steps in one event. Results and their order are equal without.
         options: deterministic mode and attention backend; None: neither.
         rank: number of this engine among its like, of which its server seed is where the options name none.
+        around: how long the death of a child takes to show; as usual where nothing is drawn.
     """
 
     def __init__(
@@ -79,9 +80,10 @@ class SimEngine(EngineLifecycle):
         fast_path: bool = True,
         options: EngineOptions | None = None,
         rank: int = 0,
+        around: Around = as_usual,
     ) -> None:
         scheduler = Scheduler(env, profile, self._on_finish, priority=priority, fast_path=fast_path)
-        super().__init__(env, profile, name, port, emit, on_exit, scheduler)
+        super().__init__(env, profile, name, port, emit, on_exit, scheduler, around)
         self.options = options
         seed = None if options is None else options.random_seed
         self.sampler = Sampler(options is not None and options.deterministic, rank if seed is None else seed)

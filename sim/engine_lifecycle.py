@@ -16,6 +16,13 @@ from sim.engine_scheduler import Scheduler
 from sim.engine_types import DETOKENIZER_DEATH_NS, SCHEDULER_DEATH_NS, AdminDone, AdminResult, Request
 
 Emit = Callable[..., None]
+Around = Callable[[str, int], int]
+"""Takes (what, usual nanoseconds) and gives how long it takes this time (``World.around``)."""
+
+
+def as_usual(what: str, duration_ns: int) -> int:
+    """An engine outside of an explored run: everything takes its usual time."""
+    return duration_ns
 
 
 class EngineNotListening(RuntimeError):
@@ -34,6 +41,7 @@ class EngineLifecycle:
         emit: Emit | None,
         on_exit: Callable[[str], None] | None,
         scheduler: Scheduler,
+        around: Around = as_usual,
     ) -> None:
         self.env: Any = env  # its ``now`` is an int, which SimPy's type does not say
         self.profile = profile
@@ -56,6 +64,7 @@ class EngineLifecycle:
         self.live: dict[str, Request] = {}
         self.emit = emit
         self._on_exit = on_exit
+        self._around = around
         self._thaw_backlog: list[Callable[[], None]] = []
         self._wedges = 0
 
@@ -126,7 +135,7 @@ class EngineLifecycle:
         """SIGKILL of a child process: silence for 5.9 s or 66 s, then the whole tree exits."""
         self.wedge()
         delay = {"scheduler": SCHEDULER_DEATH_NS, "detokenizer": DETOKENIZER_DEATH_NS}[child]
-        self.after(delay, lambda: self._exit(f"{child}_died"))
+        self.after(self._around(f"{child}_death", delay), lambda: self._exit(f"{child}_died"))
 
     def _exit(self, reason: str) -> None:
         self.kill()

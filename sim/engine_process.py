@@ -68,6 +68,7 @@ class EngineProcess(Process):
             fast_path=shared.fast_path,
             options=options,
             rank=_rank(name),
+            around=shared.world.around,
         )
         self.transfers: EngineTransfers | None = None
 
@@ -277,7 +278,7 @@ class EngineProcess(Process):
             self.shared.freed(self)
             return  # nobody is left to close the connections: silence
         system, network = self.world.os_of(self.node), self.shared.network
-        delay = 0 if reason == "exited" else MAIN_DEATH_NS
+        delay = 0 if reason == "exited" else self.world.around("engine_death", MAIN_DEATH_NS)
         after = self.world.clock.call_after
         for exchange in exchanges:
             after(delay, network.send, system, exchange.caller, CONTROL, exchange, 0, exchange.broken)

@@ -55,7 +55,8 @@ class Group:
             for arrival in waiting.values():
                 arrival.apply()
             return
-        process.engine.after(BROKEN_AFTER_NS, lambda: self._break(operation, mine))
+        broken_after = process.world.around("transfer_broken", BROKEN_AFTER_NS)
+        process.engine.after(broken_after, lambda: self._break(operation, mine))
 
     def _break(self, operation: int, arrival: _Arrival) -> None:
         """After a while without the others: what waits is told so. Weights stay as they are."""

@@ -105,11 +105,11 @@ class PlacementGroupTable:
         group = PlacementGroup(self.world.new_id("pg"), name, made, strategy, owner)
         self.groups[group.id] = group
         self._set_state(group, "PENDING")
-        delay = self.timings.placement_s
+        delay = self.world.around("placement", ns(self.timings.placement_s))
         late = self._met("create_late", group)
         if late is not None:
-            delay += late.delay_s
-        self.world.clock.call_after(ns(delay), self._ask, group)
+            delay += ns(late.delay_s)
+        self.world.clock.call_after(delay, self._ask, group)
         return group.id
 
     def remove(self, group_id: str, by: str) -> None:
@@ -120,11 +120,11 @@ class PlacementGroupTable:
         self.world.observe("placement.removal_asked", group=group_id, by=by)
         if group.state == "REMOVED" or self._met("remove_fails", group) is not None:
             return
-        delay = self.timings.removal_s
+        delay = self.world.around("removal", ns(self.timings.removal_s))
         late = self._met("remove_late", group)
         if late is not None:
-            delay += late.delay_s
-        self.world.clock.call_after(ns(delay), self._removed, group)
+            delay += ns(late.delay_s)
+        self.world.clock.call_after(delay, self._removed, group)
 
     def group(self, group_id: str) -> PlacementGroup:
         """Raises PlacementError (not done): there never was such a group."""
@@ -292,7 +292,8 @@ class PlacementGroupTable:
 
     def _resources_freed(self) -> None:
         if self._retry is None and any(group.state == "PENDING" for group in self.groups.values()):
-            self._retry = self.world.clock.call_after(ns(self.timings.placement_retry_s), self._try_all)
+            delay = self.world.around("placement_retry", ns(self.timings.placement_retry_s))
+            self._retry = self.world.clock.call_after(delay, self._try_all)
 
     def _try_all(self) -> None:
         self._retry = None

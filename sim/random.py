@@ -22,6 +22,7 @@ T = TypeVar("T")
 _MASK = (1 << 64) - 1
 _SPAN = 1 << 64
 _UNIT = 2.0**-53
+_SECOND_NS = 1_000_000_000
 
 # Coefficients of fdlibm (Sun Microsystems, freely redistributable): log within 1 ulp, exp within 1 ulp.
 _LN2_HI = 6.93147180369123816490e-01
@@ -169,6 +170,15 @@ class Stream:
         if hi < lo:
             raise ValueError(f"uniform_ns({lo}, {hi}): the upper bound is below the lower one")
         return lo + self.below(hi - lo + 1)
+
+    def around_ns(self, duration_ns: int) -> int:
+        """A duration around a usual one: from a quarter to four times of it below a second, else from half to twice.
+
+        Each octave with the same probability, and within it each nanosecond: as often shorter than usual as longer.
+        """
+        octaves = 2 if duration_ns < _SECOND_NS else 1
+        low = (duration_ns << self.below(2 * octaves)) >> octaves
+        return self.uniform_ns(low, 2 * low)
 
     def chance(self, num: int, den: int) -> bool:
         """True with probability num/den, exactly. One draw even where the answer is certain.

@@ -38,7 +38,7 @@ class Simulation:
         seed: of every random stream.
         nodes, gpus_per_node, cpus_per_node: the cluster.
         recorder, sinks, write: consumers of the evidence (``sim.world.World``).
-        explore: draw delays, scheduling order and the order of equal times from the seed.
+        explore: draw delays, durations, scheduling order and the order of equal times from the seed.
         copy_always: copy declared immutable messages too.
         timings: durations of the world.
         costs_s: service cost of a message by actor name or class name, beside ``timings.call_cost_s``.

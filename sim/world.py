@@ -107,7 +107,8 @@ class World:
         sinks: further consumers of every event, in order, after the recorder (live checks).
         write: takes the encoded JSON lines, some hundred at a time, as bytes (``open(..., "wb").write``); the lines are
             encoded once, for the file and for the digest.
-        explore: draw scheduling order and permute equal times from the seed.
+        explore: draw scheduling order and the durations of the world (`around`), and permute equal times, all from
+            the seed.
         copy_always: copy declared immutable messages too (the replay proof and the mutants do).
         wall_epoch_s: what the wall clocks of all nodes show at time 0.
     """
@@ -151,6 +152,17 @@ class World:
 
     def stream(self, name: str) -> Stream:
         return self.streams.stream(name)
+
+    def around(self, what: str, duration_ns: int) -> int:
+        """How long something takes this time: as long as usual or, in an explored run, a draw around that.
+
+        Args:
+            what: names the stream, one for each kind of duration.
+            duration_ns: the usual time.
+        """
+        if self.kernel.explore is None:
+            return duration_ns
+        return self.streams.stream(f"timings.{what}").around_ns(duration_ns)
 
     # --- processes ---
 
