@@ -1,7 +1,9 @@
 """How long the world takes to move, start and miss things. One place, so that a sweep can draw around it.
 
-In an explored run these are what is drawn around: messages by ``sim.links.Link.delay``, everything else that is noticed,
-started or placed by ``sim.world.World.around`` (docs/sweeps.md has the table). The defaults are measurements on Ray 2.60 and SGLang 0.5.23 (shared/spec/engines.md, sections 3 and 5) or, where a
+In an explored run these are what is drawn around: messages by ``sim.links.Link.delay``, everything else that is
+noticed, started or placed by ``sim.world.World.around`` (docs/sweeps.md has the table).
+
+The defaults are measurements on Ray 2.60 and SGLang 0.5.23 (shared/spec/engines.md, sections 3 and 5) or, where a
 comment says so, the documented default of the system that is modelled.
 """
 
