@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterator
+from itertools import count
 from typing import Any, NamedTuple, Protocol
 
 import simpy
@@ -70,12 +71,16 @@ class Clock(simpy.Environment):
         if ties is not None:
             # Equal times are permuted: the tie-breaker is a draw, made unique by a counter in its low bits.
             self._eid = ties.numbered()  # type: ignore[assignment]  # SimPy only calls next on it
+        # Boundaries of engines have a priority each and tie with nobody. A draw for each would make the order of all
+        # else depend on how many of them are skipped.
+        self._boundaries = count()
         self.cancelled = 0  # entries and timers in the queue that will do nothing
 
     def schedule(self, event: Event, priority: int = NORMAL, delay: int = 0) -> None:  # type: ignore[override]  # ns
         if type(delay) is not int:
             raise TypeError(f"simulated time is an int count of nanoseconds; got a delay of {delay!r}")
-        _heappush(self._queue, (self._now + delay, priority, next(self._eid), event))
+        number = next(self._eid if priority <= NORMAL else self._boundaries)
+        _heappush(self._queue, (self._now + delay, priority, number, event))
 
     def call_at(self, t_ns: int, fn: Callable[..., object], *args: Any, background: bool = False) -> Entry:
         """Run ``fn(*args)`` at ``t_ns`` (not before now), outside of any actor."""
