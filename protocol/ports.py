@@ -133,7 +133,7 @@ class EngineClient(Protocol):
     """One replica's HTTP API as a caller sees it.
 
     Every method may raise ConnectTimeout or ConnectionRefused (not done), ReadTimeout or ConnectionLost (unknown) and
-    HttpError (4xx not done, 5xx unknown). Times in seconds; None is no limit.
+    HttpError (4xx not done, 5xx unknown). Times in seconds; None or infinity is no limit of the caller's own.
     """
 
     @property

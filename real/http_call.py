@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from typing import Any, Final
 
@@ -35,6 +36,19 @@ def new_session() -> aiohttp.ClientSession:
     )
 
 
+def limits(
+    *, connect_timeout_s: float | None = None, sock_read_s: float | None = None, total_s: float | None = None
+) -> aiohttp.ClientTimeout:
+    """Time-outs of a call in seconds. None and infinity are none: aiohttp rounds long ones up, but not infinity."""
+
+    def finite(seconds: float | None) -> float | None:
+        return None if seconds == math.inf else seconds
+
+    return aiohttp.ClientTimeout(
+        total=finite(total_s), sock_connect=finite(connect_timeout_s), sock_read=finite(sock_read_s)
+    )
+
+
 @contextlib.asynccontextmanager
 async def answered(
     session: aiohttp.ClientSession,
@@ -58,7 +72,7 @@ async def answered(
         ReadTimeout, ConnectionLost: unknown. Also in the block.
     """
     came = False
-    timeout = aiohttp.ClientTimeout(total=read_timeout_s, sock_connect=connect_timeout_s)
+    timeout = limits(connect_timeout_s=connect_timeout_s, total_s=read_timeout_s)
     try:
         async with session.request(
             method, url, data=data, headers=headers, timeout=timeout, **(options or {})

@@ -2,7 +2,8 @@
 
 A node may be *lost* (its processes end at once, everybody else notices after the health time-out), or be *declared
 dead* while its processes act on: zombies. A node cut off from the head node for longer than the health time-out is
-one; when the link is repaired its processes are ended and it joins again, empty.
+one; when the link is repaired its processes are ended and it joins again, empty. Its machine was there all the time, so
+its kernel closes their connections, as those of any process that is killed. Of a lost node nobody closes any.
 """
 
 from __future__ import annotations
@@ -91,6 +92,7 @@ class Cluster:
         self.head = "node-0"
         world.on_death.append(self._process_died)
         network.on_change.append(self._check_health)
+        network.machine_is_up = lambda name: self.nodes[name].up
 
     # --- nodes ---
 
@@ -197,7 +199,7 @@ class Cluster:
             listener(name)
 
     def restore(self, name: str) -> None:
-        """The node is back, empty; whatever still ran on it is ended."""
+        """The node is back, empty; whatever still ran on it, zombies, is ended by its own machine."""
         node = self.node(name)
         if node.up and not node.dead:
             return

@@ -274,7 +274,7 @@ class EngineProcess(Process):
         exchanges, self.open = list(self.open.values()), {}
         self.by_rid.clear()
         self.json_rids.clear()
-        if reason == "node_lost":
+        if not self.shared.cluster.node(self.node).up:
             self.shared.freed(self)
             return  # nobody is left to close the connections: silence
         system, network = self.world.os_of(self.node), self.shared.network

@@ -8,6 +8,7 @@ done). After that only an answer tells (ReadTimeout, ConnectionLost: unknown).
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -81,7 +82,7 @@ class Exchange:
     # --- the caller's side ---
 
     def open(self, size: int, connect_timeout_s: float | None, read_timeout_s: float | None) -> asyncio.Future[Any]:
-        """Send the request. Times in seconds; None: the operating system's connect time-out, no read time-out."""
+        """Send the request. Times in seconds; None or infinity: the system's connect time-out, no read time-out."""
         world = self.network.world
         address = self.address
         event = world.record(
@@ -94,13 +95,15 @@ class Exchange:
             return self.future  # a dead caller: the future stays pending for ever, and nobody is there to see it
         self.sent_id = f"{event.actor}/{event.inc}/{event.n}"
         self.lc = event.lc
-        connect_s = self.network.timings.os_connect_timeout_s if connect_timeout_s is None else connect_timeout_s
+        connect_s = self.network.timings.os_connect_timeout_s
+        if connect_timeout_s is not None and connect_timeout_s != math.inf:
+            connect_s = connect_timeout_s
         call_after = world.clock.call_after
         self._connect_ns = ns(connect_s)
         if not self.network.certain(self.caller, self.server, self._connect_ns):
             self._connect = call_after(self._connect_ns, self._connect_expired, background=self.background)
         # Else it arrives in time and the timer would only ever be cancelled; arriving at a lost node starts it late.
-        if read_timeout_s is not None:
+        if read_timeout_s is not None and read_timeout_s != math.inf:
             # It begins with the connection, as aiohttp's sock_read does. Counted from here all the same, for a connect
             # phase is nearly always one trip; ``read_expired`` sees to those that took longer.
             self._read = self.network.read_timeouts(read_timeout_s, self.background)
@@ -139,8 +142,8 @@ class Exchange:
             return  # given up before there was a connection: nothing was sent
         server = self.server
         if not server.alive:
-            if server.death_reason != "node_lost":
-                # The kernel of a living node answers for a dead process at once.
+            if self.network.machine_is_up(server.node):
+                # Its kernel answers for a dead process at once.
                 self.network.send(self.network.world.os_of(server.node), self.caller, CONTROL, self, 0, self.refused)
             elif self._connect is None and self.state == CONNECTING:
                 after = self.network.world.clock.call_after

@@ -137,6 +137,8 @@ class Network:
         self.fast_path = fast_path
         self.world = world
         self.timings = timings
+        self.machine_is_up: Callable[[str], bool] = lambda node: True
+        """Whether a node's kernel runs, and answers for its dead processes; the cluster says."""
         self.on_change: list[Callable[[], None]] = []
         """Called after every partition and repair (the cluster's health check)."""
         self._call_after = world.clock.call_after

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import math
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 
 from protocol.errors import ConnectionLost, ConnectionRefused, ConnectTimeout, HttpError, Outcome, ReadTimeout
 from protocol.messages import EngineAddress, GenerateRequest, VersionSpan
-from real.http_call import answered, get_text, new_session
+from real.http_call import answered, get_text, limits, new_session
 from real.plain_client import PlainEngineClient
 
 Peer = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
@@ -112,6 +113,19 @@ def test_a_failed_call_says_what_is_known(peer: Peer, kind: type[Any], outcome: 
                 assert caught.value.body == "no"
 
     asyncio.run(body())
+
+
+@pytest.mark.parametrize("none", [None, math.inf])
+def test_no_time_out_at_all(none: float | None) -> None:
+    async def body() -> None:
+        async with engine(says(whole("200 OK", b"{}"))) as client:
+            reply = await client.post("/flush_cache", {}, connect_timeout_s=none, read_timeout_s=none)
+            assert reply.status == 200
+
+    asyncio.run(body())
+    waits = limits(connect_timeout_s=none, sock_read_s=none, total_s=none)
+    assert (waits.total, waits.sock_connect, waits.sock_read) == (None, None, None)
+    assert limits(connect_timeout_s=2, sock_read_s=3).sock_read == 3
 
 
 def test_nobody_listens() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from protocol.errors import NameTaken, PlacementError, SpawnFailed
+from protocol.errors import ConnectionLost, ConnectionRefused, NameTaken, PlacementError, ReadTimeout, SpawnFailed
 from protocol.evidence import Event
 from protocol.messages import EngineAddress, WeightUpdate
 from protocol.ports import EngineSpec, Placement, backend
@@ -257,6 +257,38 @@ def test_a_zombie_outlives_its_successors_birth_until_its_node_is_back(cut_off: 
     assert [(e.inc, e.data["reason"]) for e in events if e.kind == "actor.died" and e.actor == "chat-0"] == [
         (0, "node_lost")
     ]
+
+
+@pytest.mark.parametrize("how", ["cut off", "declared dead", "lost"])
+def test_what_a_caller_sees_of_a_zombie_whose_node_comes_back(how: str) -> None:
+    """A zombie's machine was there all the time, and its kernel closes the connections; a lost one closes nothing."""
+
+    async def body(port: Any, simulation: Simulation) -> None:
+        old = await ready(port, "chat-0", node="node-1")
+        client = port.engines.client(old)
+        process(simulation).engine.wedge()  # so that its answer never comes
+        waits = asyncio.ensure_future(client.generate(request(1), read_timeout_s=500))
+        await asyncio.sleep(1)
+        if how == "cut off":
+            block = simulation.network.partition("node-0", "node-1")
+        else:
+            simulation.cluster.lose("node-1", zombie=how != "lost")
+        await asyncio.sleep(2 * HEALTH_S)
+        assert not waits.done()
+        began = now()
+        if how == "cut off":
+            simulation.network.repair(block)
+        else:
+            simulation.cluster.restore("node-1")
+        error = ReadTimeout if how == "lost" else ConnectionLost
+        with pytest.raises(error):
+            await waits
+        if how != "lost":
+            assert now() - began == pytest.approx(0.05, abs=0.01), "as of any process that is killed"
+        with pytest.raises(ConnectionRefused):  # the machine is back, and nobody listens there
+            await client.get("/ready", connect_timeout_s=5)
+
+    run(body, gpus_per_node=2)
 
 
 def test_a_zombie_obeys_its_own_node() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -473,6 +474,29 @@ class TestReadTimeouts:
             assert (await client.post("/flush_cache", {}, read_timeout_s=5)).status == 200
 
         assert len(kinds(run(body, nodes=2), "engine.post")) == 2
+
+    @pytest.mark.parametrize("none", [None, math.inf])
+    def test_none_at_all(self, none: float | None) -> None:
+        """A caller without a time-out of its own waits until it is answered, or for ever, as the port says."""
+
+        async def body(backend: Any, simulation: Simulation) -> None:
+            loop = asyncio.get_running_loop()
+            _, client = await engine(backend)
+            assert (await client.post("/flush_cache", {}, connect_timeout_s=none, read_timeout_s=none)).status == 200
+            simulation.faults.inject("reply_lost", Target(destination="engine-0"), {"count": 1}, must_hit={})
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(100_000):
+                    await client.post("/flush_cache", {}, connect_timeout_s=none, read_timeout_s=none)
+            # Connecting is the system's to give up: with a machine that is gone nobody ever accepts.
+            _, far = await engine(backend, "engine-1", node="node-1")
+            simulation.cluster.lose("node-1")
+            began = loop.time()
+            with pytest.raises(ConnectTimeout):
+                await far.get("/ready", connect_timeout_s=none, read_timeout_s=none)
+            assert loop.time() - began == pytest.approx(simulation.timings.os_connect_timeout_s, abs=0.01)
+
+        with Simulation(nodes=2) as simulation:
+            simulation.run(lambda backend: body(backend, simulation))
 
     def test_of_an_answer_that_comes_in_the_rest_of_it(self) -> None:
         async def body(backend: Any, simulation: Simulation) -> None:
