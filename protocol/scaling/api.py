@@ -241,9 +241,12 @@ class ScaleApi:
             # scaling.md 1.5 says COMPLETED alone. But a scale-in of several victims that was aborted after one of them
             # was gone, and one that was never executed, is FAILED and has no victim either: it would exclude all others
             # for ever. Without a victim, done, and nothing held: there is nothing that could be in flight on anything.
-            if progress.physical_done is True and (progress.phase == "COMPLETED" or not progress.cleanup_required):
+            nothing_held = progress.phase == "COMPLETED" or progress.cleanup_required is False
+            if progress.physical_done is True and nothing_held:
                 return None
             return _error(503, "VICTIM_UNKNOWN", f"no victim is named and the operation is {progress.phase}")
+        if progress.victim.rank is None:
+            return _error(503, "VICTIM_UNKNOWN", f"{progress.victim.address.name} is named without its rank; try again")
         closed = await model.gate.close(progress.victim)  # its watcher may have died before it did
         in_flight = await model.gate.in_flight(progress.victim.address)
         name = progress.victim.address.name

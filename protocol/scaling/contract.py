@@ -35,10 +35,11 @@ class Victim:
 
     One operation drains several victims under one id, one address serves several engines, and a confirmation may come
     late or twice. Only the whole of this says which drain is meant. ``generation`` counts drains of the manager.
+    ``rank``: None of a manager that does not say it; that is no identity, and nothing follows from it (M3).
     """
 
     address: EngineAddress
-    rank: int
+    rank: int | None
     generation: int
 
 
@@ -50,6 +51,9 @@ class Progress:
     ``current`` and ``ready`` are capacities; ``created``, ``removed`` and ``failed`` count replicas of this operation.
     ``victim``: the replica being drained or removed, until its placement group is REMOVED; ``victim_stopped``: its
     process is gone, or the gateway has forgotten it for good, so that nothing can be in flight on it.
+
+    A manager of the user's own may not say everything: ``cleanup_required`` None, of one that knows no such flag, is
+    taken for clean where the rest of the progress is there (2.3); ``physical_done`` None is not done (2.5).
     """
 
     phase: State
@@ -59,8 +63,8 @@ class Progress:
     removed: int
     failed: int
     victim: Victim | None
-    cleanup_required: bool
-    physical_done: bool
+    cleanup_required: bool | None
+    physical_done: bool | None
     victim_stopped: bool = False
     error: str = ""
 

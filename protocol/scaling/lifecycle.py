@@ -437,7 +437,7 @@ class ScaleManager:
             operation=operation,
             replica=victim.address.name,
             replica_inc=victim.address.incarnation,
-            rank=victim.rank,
+            rank=-1 if victim.rank is None else victim.rank,
             generation=victim.generation,
             what=what,
         )

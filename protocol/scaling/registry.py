@@ -363,7 +363,8 @@ class ScaleRegistry:
 
         Args:
             progress: the last that was heard of the manager. Without any, capacity is what it was at the submission
-                (it is never made up), and the cleanup is pending: nothing says that it is not.
+                (it is never made up), and the cleanup is pending: nothing says that it is not. One that says all but
+                that comes of a manager from before there was such a flag, and is clean (M22).
             cleanup_required: overrides what follows from ``progress``.
 
         Raises:
@@ -377,10 +378,10 @@ class ScaleRegistry:
             operation.current, operation.ready = progress.current, progress.ready
             operation.created, operation.removed = progress.created, progress.removed
             operation.failed = progress.failed
-            operation.called_off = operation.called_off or progress.physical_done
+            operation.called_off = operation.called_off or progress.physical_done is True
             error = error or progress.error
         if cleanup_required is None:
-            cleanup_required = progress is None or progress.cleanup_required
+            cleanup_required = progress is None or progress.cleanup_required is True
         operation.status = state
         operation.cleanup_required = cleanup_required
         operation.error_message = error

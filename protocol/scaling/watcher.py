@@ -135,8 +135,8 @@ class Watcher:
 
     async def _drain(self, operation: Operation, progress: Progress) -> None:
         victim = progress.victim
-        if operation.direction != "scale_in" or progress.phase != "DRAINING" or victim is None:
-            return
+        if operation.direction != "scale_in" or progress.phase != "DRAINING" or victim is None or victim.rank is None:
+            return  # without an identity nothing is confirmed (M3)
         if await self._gate.idle(victim):
             try:
                 await self._manager.call("confirm_drained", operation.request_id, victim)
@@ -153,7 +153,7 @@ class Watcher:
             if not operation.called_off:
                 await self._abort(operation)
             progress = await self._look(operation, heard)
-            if progress is not None and progress.physical_done:
+            if progress is not None and progress.physical_done is True:
                 why = f"{error}; {progress.error}" if progress.error else error
                 self._registry.finish(operation, "FAILED", progress, error=why)
                 return

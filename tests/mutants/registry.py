@@ -16,6 +16,7 @@ from tests.mutants.autoscaler_scenarios import AUTOSCALER_SCENARIOS
 from tests.mutants.judge_scenarios import JUDGE_SCENARIOS
 from tests.mutants.publishing_scenarios import PUBLISHING_SCENARIOS
 from tests.mutants.rollout_scaling_scenarios import ROLLOUT_SCALING_SCENARIOS
+from tests.mutants.scale_proof_scenarios import SCALE_PROOF_SCENARIOS
 from tests.mutants.scaling_scenarios import SCALING_SCENARIOS
 from tests.mutants.scenarios import SCENARIOS
 from tests.mutants.session_scenarios import SESSION_SCENARIOS
@@ -26,6 +27,7 @@ from tests.mutants.weight_scenarios import WEIGHT_SCENARIOS
 _ALL_SCENARIOS = {
     **SCENARIOS,
     **SCALING_SCENARIOS,
+    **SCALE_PROOF_SCENARIOS,
     **AUTOSCALER_SCENARIOS,
     **PUBLISHING_SCENARIOS,
     **JUDGE_SCENARIOS,
@@ -107,6 +109,7 @@ def all_mutants() -> Iterator[Mutant]:
         recoveries,
         rollout_scalers,
         scale_ends,
+        scale_proofs,
         scalers,
         session_servers,
         surprises,
@@ -117,7 +120,7 @@ def all_mutants() -> Iterator[Mutant]:
     groups = (
         gateways, admins, probers, recoveries, exporters, engines, loops, scalers, autoscalers, publishing, judges,
         rollout_scalers,
-        session_servers, surprises, traces, proxies, publishing_more, weights, scale_ends,
+        session_servers, surprises, traces, proxies, publishing_more, weights, scale_ends, scale_proofs,
     )  # fmt: skip
     for group in groups:
         yield from group.MUTANTS
