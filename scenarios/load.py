@@ -19,7 +19,7 @@ from scenarios.fields import did_you_mean, shortened
 from scenarios.named import item
 from scenarios.schema import ScenarioModel
 from scenarios.workloads.source import TRACES
-from scenarios.yaml_tree import Places, YamlTree, dotted
+from scenarios.yaml_tree import Path, Places, YamlTree, dotted
 
 HERE = pathlib.Path(__file__).resolve().parent
 CATALOG = HERE / "catalog"
@@ -128,6 +128,11 @@ def parse(
     scenario = Scenario(_engines_from(folder, model), text, source, folder, places.name)
     check(scenario.model, scenario.trace_path, places)
     return scenario
+
+
+def path_of(text: str, key: str) -> Path:
+    """Where a key of ``--set`` stands in the text of a scenario, in numbers. Raises BadInput: nowhere."""
+    return _set(YamlTree(text, "").data, f"{key}=0")
 
 
 def _explain(error: ValidationError, places: Places) -> str:

@@ -8,6 +8,7 @@ import json
 from analysis.errors import BadInput
 from scenarios.load import Scenario, parse
 from scenarios.schema import ScenarioModel
+from scenarios.shrinking import check_shrinks
 from scenarios.steps import StepModel
 
 GENUINE_TRAINER = "real.trainer:TinyModelTrainer"
@@ -20,16 +21,18 @@ def for_real(scenario: Scenario, kind: str) -> Scenario:
     The text that the run keeps has the changes in it, and says the scale itself.
 
     Raises:
-        BadInput: a change names no key, or its value is none for it.
+        BadInput: a change names no key, its value is none for it, or it is no shrinking (``scenarios/shrinking.py``).
     """
     real = scenario.model.real
     asked = {} if real is None else next((keys for name, keys in real.set.items() if name == kind), {})
     if asked:
         changes = [f"{key}={json.dumps(value)}" for key, value in asked.items()]
         try:
-            scenario = parse(scenario.text, scenario.source, scenario.folder, changes)
+            changed = parse(scenario.text, scenario.source, scenario.folder, changes)
         except BadInput as error:
             raise BadInput(f"{scenario.place(('real', 'set', kind))}: {error}") from error
+        check_shrinks(scenario, changed, kind, list(asked))
+        scenario = changed
     model = scenario.model
     if kind != "emulated":
         model = _with_genuine_weights(model)

@@ -333,9 +333,12 @@ class StorageModel(SpecModel):
 
 EngineKindName = Literal["sglang", "sglang-cpu", "emulated"]
 
-_FOLLOWS_COUNTS = re.compile(r"steps\.[^.]+\.(with\.num_replicas|when\.(from_s|where\.(actor|replica|target|running)))")
-"""Keys of steps that ``real.set`` may change: how many replicas there are, what the last of them is called, from when
-on an event of it counts, and how busy it must be (in real time requests end while a fault is on its way)."""
+_FOLLOWS_COUNTS = re.compile(
+    r"steps\.[^.]+\.(with\.num_replicas|when\.(nth|from_s|where\.(actor|replica|target|running)))"
+)
+"""Keys of steps that ``real.set`` may change, for they follow from fewer replicas and requests: how many replicas are
+asked for, what the last of them is called, which of so many events fires, from when on one counts, and how busy a
+replica must be (in real time requests end while a fault is on its way). How far: ``scenarios/shrinking.py``."""
 
 
 class RealModel(SpecModel):
@@ -365,8 +368,8 @@ class RealModel(SpecModel):
                 if key.split(".")[0] in ("steps", "real", "name", "seed"):
                     raise PydanticCustomError(
                         "real_set", "{key} cannot be changed under 'set'; it may shrink the workload, the topology and "
-                        "the num_replicas that a step asks for, and say which replica a step waits for, from when on, "
-                        "how busy",
+                        "the num_replicas that a step asks for, and say which replica a step waits for, for which "
+                        "of its events, from when on, how busy",
                         {"key": repr(key)},
                     )  # fmt: skip
         return value
