@@ -12,21 +12,24 @@ from typing import Any, Final, Literal
 
 from pydantic import TypeAdapter
 
+from protocol.rollout.elastic_http import ROLLOUT_ROUTES
 from protocol.scaling.bodies import ErrorBody
 from protocol.scaling.http_tables import AUTOSCALER_ROUTES, SCALE_ROUTES
 from protocol.scaling.policy import AutoscalerConfig
 from protocol.serving.gateway_bodies import GATEWAY_ERRORS, GATEWAY_ROUTES, GatewayErrorBody
 from protocol.serving.http_routes import SERVER_ERRORS, HttpErrorBody, Route
 
-ApiName = Literal["gateway", "scale", "autoscaler"]
+ApiName = Literal["gateway", "scale", "rollout", "autoscaler"]
 ROUTES: Final[Mapping[ApiName, tuple[Route, ...]]] = {
     "gateway": GATEWAY_ROUTES,
     "scale": SCALE_ROUTES,
+    "rollout": ROLLOUT_ROUTES,
     "autoscaler": AUTOSCALER_ROUTES,
 }
 _SAYS: Final[Mapping[ApiName, str]] = {
     "gateway": "The gateway: the one entry of generation calls, and its counters.",
     "scale": "The control API of a scaled service.",
+    "rollout": "The control API of elastic rollout replicas.",
     "autoscaler": "The autoscaler of a scaled service.",
 }
 _EVERYWHERE = (400, 401, 500, 501, 502, 503, 504)
@@ -77,8 +80,8 @@ def document(mounts: Mapping[str, ApiName], *, version: str = "1") -> dict[str, 
 
 
 def default_document() -> dict[str, Any]:
-    """The document that is kept in docs/openapi.json: gateway at the root, a scaled service ``genrm`` below it."""
-    return document({"": "gateway", "/genrm": "scale", "/genrm/autoscaler": "autoscaler"})
+    """The document that is kept in docs/openapi.json: gateway at the root, the services ``genrm`` and ``rollout``."""
+    return document({"": "gateway", "/genrm": "scale", "/genrm/autoscaler": "autoscaler", "/rollout": "rollout"})
 
 
 def as_text(found: Mapping[str, Any]) -> str:
@@ -159,7 +162,8 @@ def _error(route: Route, api: ApiName, status: int, schemas: dict[str, Any]) -> 
             return {"anyOf": [one, {"type": "object"}], "description": f"Ours, or a replica's own.{named}"}
         return {"allOf": [one], "description": named.strip()} if named else one
     options = []
-    ours = HttpErrorBody if route.handler == "generate" and status >= 500 else ErrorBody
+    usual = HttpErrorBody if route.handler == "generate" and status >= 500 else ErrorBody
+    ours = route.error_types.get(status, usual)
     for body, codes in ((ours, route.errors.get(status)), (HttpErrorBody, SERVER_ERRORS.get(status))):
         if codes:
             of = {"type": "object", "properties": {"error": {"enum": list(codes)}}}

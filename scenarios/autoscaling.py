@@ -73,7 +73,7 @@ class ScaleFront:
         arguments: tuple[Any, ...] = (direction, operation) if operation else (body,)
         reply: ApiReply | None = None
         try:
-            reply = await peer.call(route, *arguments)
+            reply = await peer.call("call_off" if route == "cancel" else route, *arguments)
         finally:
             record_answered(ask, route, reply)
         self._note(direction, operation, reply)

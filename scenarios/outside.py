@@ -11,6 +11,7 @@ from typing import Any
 from protocol.evidence import observer
 from protocol.ports import ActorHandle, data_call
 from protocol.scaling.bodies import ApiReply
+from protocol.scaling.contract import Direction
 from scenarios.autoscaling import ScaleFront
 
 _LARGEST = 1 << 63
@@ -18,16 +19,19 @@ _LARGEST = 1 << 63
 
 @observer
 class OutsideFront(ScaleFront):
-    """A ScaleApi for callers from outside. An actor.
+    """A ScaleApi, or a RolloutScaling, for callers from outside. An actor.
 
     Args:
         service: its name in the scenario.
-        api: handle of its ScaleApi.
+        api: handle of it.
     """
 
     def __init__(self, service: str, api: ActorHandle) -> None:
         super().__init__(service, api)
         self._handle = api
+
+    async def call_off(self, direction: Direction, request_id: str) -> ApiReply:
+        return await self._ask("cancel", direction, request_id)
 
     async def metrics(self) -> ApiReply:
         reply: ApiReply = await self._api.call("metrics")

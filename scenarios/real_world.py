@@ -281,7 +281,7 @@ class RealStage(FaultPort):
         if self._http_port is None or not scaled:
             return []
         from protocol.config import HttpConfig
-        from real.http_control import ControlFront
+        from real.http_control import ControlFront, Served
         from real.http_server import ServerSettings
         from scenarios.outside import OutsideFront
 
@@ -293,7 +293,10 @@ class RealStage(FaultPort):
                 OutsideFront, name, one.cells[0].scale_api, name=f"outside-{name}", node=node
             )  # fmt: skip
             fronts.append(front)
-            served.append((name, front, None if one.autoscaling is None else one.autoscaling.scaler))
+            scaler = None if one.autoscaling is None else one.autoscaling.scaler
+            scaling = self.scenario.model.topology.services[name].scaling
+            of_rollouts = scaling is not None and scaling.kind == "rollout"
+            served.append(Served(name, front, scaler, "rollout" if of_rollouts else "scale"))
         front = await self._backend.spawn(
             ControlFront, settings, HttpConfig(), tuple(served), name="http-control", node=node
         )  # fmt: skip

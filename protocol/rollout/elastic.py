@@ -25,6 +25,7 @@ from protocol.messages import EngineAddress
 from protocol.ports import backend
 from protocol.rollout.elastic_contract import (
     CANCELLABLE,
+    RejectedBody,
     RolloutDecisionBody,
     RolloutInBody,
     RolloutOutBody,
@@ -37,9 +38,10 @@ from protocol.rollout.elastic_contract import (
 )
 from protocol.rollout.elastic_keys import KeyRecord
 from protocol.rollout.elastic_lifecycle import RolloutLifecycle, RolloutOperation
-from protocol.scaling.bodies import ApiReply, ErrorBody
+from protocol.scaling.bodies import ApiReply, EngineBody, EnginesBody, ErrorBody, HealthBody, MetricsBody
 from protocol.scaling.contract import Direction, RecoveryLeave
 from protocol.serving.gateway import ReplicaView
+from protocol.serving.peer import PEER_LOST
 
 
 class RolloutScaling(RolloutLifecycle):
@@ -127,7 +129,7 @@ class RolloutScaling(RolloutLifecycle):
 
     def _rejected(self, target: int) -> ApiReply:
         text = f"num_replicas {target} is below the {self._initial} initial replicas; send more"
-        return ApiReply(400, {**dataclasses.asdict(ErrorBody("REJECTED", text)), "status": "REJECTED"})
+        return ApiReply(400, dataclasses.asdict(RejectedBody("REJECTED", text, "REJECTED")))
 
     def _decision(self, status: str, detail: str, request_id: str | None = None, **more: Any) -> ApiReply:
         capacity = self._slots.capacity()
@@ -171,24 +173,44 @@ class RolloutScaling(RolloutLifecycle):
             error_message=sanitised(operation.error, self._config.message_chars),
             failure_category=weightiest(operation.categories),
             failure_categories=by_weight(operation.categories),
+            cleanup_required=False,
         )
         return dataclasses.asdict(body)
 
     async def engines(self) -> ApiReply:
         """GET /engines: a replica of several nodes counts once, by the address of its head."""
         views: tuple[ReplicaView, ...] = await self._gateway.call("engines")
-        listed = [
-            {"host": v.address.host, "port": v.address.port, "inflight": v.in_flight, "served": v.served} for v in views
-        ]
         capacity, external = self._slots.capacity(), len(self._external)
-        body = {
-            "engines": listed,
-            "current": capacity.current + external,
-            "ready": sum(view.routable for view in views),
-            "occupied": capacity.occupied + external,
-            "pending_cleanup": capacity.pending_cleanup,
-        }
-        return ApiReply(200, body)
+        body = EnginesBody(
+            engines=[EngineBody(v.address.host, v.address.port, v.in_flight, v.served) for v in views],
+            current=capacity.current + external,
+            ready=sum(view.routable for view in views),
+            occupied=capacity.occupied + external,
+            pending_cleanup=capacity.pending_cleanup,
+        )
+        return ApiReply(200, dataclasses.asdict(body))
+
+    async def metrics(self) -> ApiReply:
+        """GET /metrics: the capacity. GPUs are those of the initial replicas, as at start-up."""
+        capacity, external, gpus = self._slots.capacity(), len(self._external), self._spec.num_gpus
+        body = MetricsBody(
+            model_path=self._spec.profile,
+            num_gpus=self._initial * gpus,
+            num_gpus_per_engine=gpus,
+            num_engines=capacity.current + external,
+            ready_engines=capacity.ready + external,
+            occupied=capacity.occupied + external,
+            pending_cleanup=capacity.pending_cleanup,
+        )
+        return ApiReply(200, as_document(body))
+
+    async def health(self) -> ApiReply:
+        """GET /health: whether the gateway answers and a replica is routable."""
+        try:
+            said = "healthy" if await self.routable() else "unhealthy"
+        except PEER_LOST:
+            said = "unhealthy"
+        return ApiReply(200, dataclasses.asdict(HealthBody(said, {"rollout": said})))
 
     async def routable(self) -> tuple[str, ...]:
         """Names of the replicas that are routed to."""

@@ -95,9 +95,12 @@ class RolloutDecisionBody:
 
 @dataclasses.dataclass
 class RolloutStatusBody:
-    """Answer to GET of an operation. ``cleanup_required`` is always there: a typed answer without it reads *unknown*
-    at every client, for ever (M16). So is ``failure_categories``, which an autoscaler takes into its history: every key
-    that a client reads is declared here, or it is not on the wire (scaling.md 1.4)."""
+    """Answer to GET of an operation.
+
+    ``cleanup_required`` is always there: a typed answer without it reads *unknown* at every client, for ever (M16). So
+    is ``failure_categories``, which an autoscaler takes into its history: every key that a client reads is declared
+    here, or it is not on the wire (scaling.md 1.4).
+    """
 
     request_id: str
     direction: Direction
@@ -111,7 +114,17 @@ class RolloutStatusBody:
     """The weightiest; empty where nothing failed."""
     failure_categories: list[Category]
     """All of them, each once, the weightiest first."""
-    cleanup_required: bool = False
+    cleanup_required: bool
+    """Always false: an operation ends when it is clean, and there is nothing to reconcile."""
+
+
+@dataclasses.dataclass
+class RejectedBody:
+    """Answer to a target below the number of initial replicas: an error, and the decision that the contract names."""
+
+    error: str
+    detail: str
+    status: Literal["REJECTED"]
 
 
 def normalised(url: str) -> tuple[str, int]:

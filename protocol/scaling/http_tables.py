@@ -151,17 +151,18 @@ AUTOSCALER_ROUTES: Final[tuple[Route, ...]] = (
 
 def scale_routes(config: HttpConfig, api: ActorHandle) -> ControlRoutes:
     """Serves SCALE_ROUTES in front of a ScaleApi."""
-    return _in_front_of(SCALE_ROUTES, config, api)
+    return in_front_of(SCALE_ROUTES, config, api)
 
 
 def autoscaler_routes(config: HttpConfig, api: ActorHandle, more: More | None = None) -> ControlRoutes:
     """Serves AUTOSCALER_ROUTES in front of an AutoscalerApi. ``more``: handlers of further routes."""
-    return _in_front_of(AUTOSCALER_ROUTES, config, api, more)
+    return in_front_of(AUTOSCALER_ROUTES, config, api, more)
 
 
-def _in_front_of(
+def in_front_of(
     routes: tuple[Route, ...], config: HttpConfig, api: ActorHandle, more: More | None = None
 ) -> ControlRoutes:
+    """Serves a table of routes in front of the actor whose methods they name."""
     quick, slow = Peer(api, _ANSWER_S), Peer(api, _SLOW_S)
 
     async def ask(route: Route, arguments: tuple[Any, ...], query: dict[str, str]) -> ApiAnswer:

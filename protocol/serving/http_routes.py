@@ -36,8 +36,8 @@ class Route:
     body_optional: bool = False
     query: type[BaseModel] | None = None
     errors: Mapping[int, tuple[str, ...]] = dataclasses.field(default_factory=dict)
-    answers: Mapping[int, Any] = dataclasses.field(default_factory=dict)
-    """Other answers than ``ok`` that are no errors of ours: status to type."""
+    error_types: Mapping[int, Any] = dataclasses.field(default_factory=dict)
+    """Status to the type of its body, where a component's own error has more fields than usual."""
     slow: bool = False
     """It may take minutes: the longer time-out applies."""
 

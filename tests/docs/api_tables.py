@@ -9,10 +9,11 @@ from typing import Any
 from protocol.openapi import ROUTES, ApiName, default_document
 from protocol.serving.http_routes import SERVER_ERRORS, Route
 
-_PREFIX: Mapping[ApiName, str] = {"gateway": "", "scale": "/genrm", "autoscaler": "/genrm/autoscaler"}
 _MEANS = {
     "UNKNOWN_MODEL": "the body names a model that is not configured",
     "INVALID_RANGE": "the target is below the number of protected replicas",
+    "REJECTED": "rollout replicas: the target is below the number of initial ones; `status` says `REJECTED` too",
+    "NOT_CANCELLABLE": "a replica of the scale-out has been connected, or it is over; it goes on",
     "CONFLICT": "another operation of the model is at work, or over but not clean",
     "IDEMPOTENCY_CONFLICT": "the key was used with another body; use a new key",
     "INVALID_TYPE": "a field has a wrong type; `detail` says what to send (num_replicas: an integer above 0)",
@@ -61,8 +62,8 @@ def bodies_list() -> str:
 def errors_table() -> str:
     """Every code of the control APIs: where it comes from and what it means."""
     where: dict[tuple[int, str], list[str]] = {}
-    for api in ("scale", "autoscaler"):
-        for route in ROUTES[api]:  # type: ignore[index]  # the two names are of the type
+    for api in ("scale", "rollout", "autoscaler"):
+        for route in ROUTES[api]:  # type: ignore[index]  # the three names are of the type
             for status, codes in route.errors.items():
                 for code in codes:
                     where.setdefault((status, code), []).append(f"`{route.method} {route.path}`")

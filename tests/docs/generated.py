@@ -84,6 +84,7 @@ SECTIONS = {
     "engine_deviations": deviations_table,
     "api_gateway": lambda: routes_table("gateway"),
     "api_scale": lambda: routes_table("scale"),
+    "api_rollout": lambda: routes_table("rollout"),
     "api_autoscaler": lambda: routes_table("autoscaler"),
     "api_errors": errors_table,
     "api_bodies": lambda: _without_sources(bodies_list()),

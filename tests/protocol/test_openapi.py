@@ -15,6 +15,9 @@ import jsonschema
 import pytest
 
 from protocol.openapi import ROUTES, as_text, default_document, document, errors_of, fields_of
+from protocol.rollout import elastic
+from protocol.rollout.elastic import RolloutScaling
+from protocol.rollout.elastic_http import ROLLOUT_ROUTES
 from protocol.scaling import api, autoscaler_api, judge, registry
 from protocol.scaling.api import ScaleApi
 from protocol.scaling.autoscaler_api import AutoscalerApi
@@ -27,7 +30,7 @@ from protocol.serving.http_routes import SERVER_ERRORS
 
 DOCS = pathlib.Path(__file__).resolve().parents[2] / "docs"
 REMAKE = "python -m scenarios openapi --out docs/openapi.json; python -m tests.docs"
-PREFIX = {"gateway": "", "scale": "/genrm", "autoscaler": "/genrm/autoscaler"}
+PREFIX = {"gateway": "", "scale": "/genrm", "rollout": "/rollout", "autoscaler": "/genrm/autoscaler"}
 
 
 def page() -> str:
@@ -71,7 +74,7 @@ def test_every_field_is_in_both() -> None:
 def test_every_error_is_in_both() -> None:
     kept = json.dumps(json.loads((DOCS / "openapi.json").read_text(encoding="utf-8")))
     table = section("api_errors")
-    for routes in (SCALE_ROUTES, AUTOSCALER_ROUTES):
+    for routes in (SCALE_ROUTES, ROLLOUT_ROUTES, AUTOSCALER_ROUTES):
         for status, codes in errors_of(routes).items():
             for code in codes:
                 assert f"| {status} | `{code}` |" in table, (status, code, REMAKE)
@@ -79,14 +82,21 @@ def test_every_error_is_in_both() -> None:
                     assert f'"{code}"' in kept, (code, REMAKE)
 
 
-@pytest.mark.parametrize(("cls", "routes"), [(ScaleApi, SCALE_ROUTES), (AutoscalerApi, AUTOSCALER_ROUTES)])
-def test_every_handler_has_a_route_and_every_route_a_handler(cls: type, routes: Any) -> None:
+@pytest.mark.parametrize(
+    ("cls", "routes", "by_handle"),
+    [
+        (ScaleApi, SCALE_ROUTES, set()),
+        (RolloutScaling, ROLLOUT_ROUTES, {"update_weights"}),  # for the trainer of the deployment (docs/api.md)
+        (AutoscalerApi, AUTOSCALER_ROUTES, set()),
+    ],
+)
+def test_every_handler_has_a_route_and_every_route_a_handler(cls: type, routes: Any, by_handle: set[str]) -> None:
     handlers = {
         name
         for name, method in inspect.getmembers(cls, inspect.iscoroutinefunction)
         if not name.startswith("_") and inspect.signature(method).return_annotation in ("ApiReply", ApiReply)
     }
-    assert handlers == {route.handler for route in routes}
+    assert handlers - by_handle == {route.handler for route in routes} and by_handle <= handlers
 
 
 def test_the_gateway_serves_what_its_table_says() -> None:
@@ -110,6 +120,9 @@ def test_every_code_that_a_handler_answers_is_declared() -> None:
     answered = {*_codes(api, "_error", 1), *_codes(judge, "_error", 1), *_codes(judge, "_lost", 1)}
     answered |= {code for code in registry.STATUS_OF if code}
     assert len(answered) > 12 and answered <= scale
+    of_rollouts = {code for codes in errors_of(ROLLOUT_ROUTES).values() for code in codes}
+    answered = {*_codes(elastic, "_error", 1), *_codes(elastic, "RejectedBody", 0)}
+    assert len(answered) > 6 and answered - {"DRAINING", "WEIGHTS_UNKNOWN"} <= of_rollouts  # those two by handle alone
     told = set(_codes(autoscaler_api, "_error", 1)) | {"INVALID_CONFIG"}
     assert {"UNKNOWN_SERVICE", "TARGET_BUSY"} <= told <= scaler
     refused = {

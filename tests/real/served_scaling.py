@@ -16,7 +16,7 @@ from protocol.config import HttpConfig
 from protocol.messages import EngineAddress
 from protocol.scaling.autoscaler_api import AutoscalerApi
 from protocol.scaling.policy import AutoscalerConfig
-from real.http_control import ControlFront
+from real.http_control import ControlFront, Served
 from real.http_server import ServerSettings
 from scenarios.outside import OutsideFront
 from tests.protocol.fake import FakeEngine, FakeEngines
@@ -66,7 +66,7 @@ async def serve(token: str, max_body_bytes: int, ports: tuple[int, ...]) -> None
     outside = await world.spawn(OutsideFront, NAME, made.api, name="outside")  # as in a real run: all of it is recorded
     settings = ServerSettings(token=token, shutdown_grace_s=2.0, body_timeout_s=1.0)  # type: ignore[arg-type]  # pydantic's
     http = HttpConfig(max_body_bytes=max_body_bytes)
-    front = await world.spawn(ControlFront, settings, http, ((NAME, outside, scaler),), name="front")
+    front = await world.spawn(ControlFront, settings, http, (Served(NAME, outside, scaler),), name="front")
     host, port = await front.address()
     print(f"serving on http://{host}:{port} ", flush=True)
     stop = asyncio.Event()

@@ -203,3 +203,8 @@ def test_the_openapi_document_is_written_whole_or_compared(command: Command, tmp
     assert command("openapi", "--check", str(out)).returncode == 0
     nowhere = command("openapi", "--out", "")
     assert (nowhere.returncode, nowhere.stderr) == (2, "error: .: is a directory; name a file in it\n")
+    shown = command("openapi", "--service", "policy", "--kind", "rollout")
+    assert {"/policy/scale_out/{id}", "/policy/autoscaler/status"} <= set(json.loads(shown.stdout)["paths"])
+    assert "delete" in json.loads(shown.stdout)["paths"]["/policy/scale_out/{id}"]
+    alone = command("openapi", "--kind", "rollout")
+    assert alone.returncode == 2 and alone.stderr.startswith("error: --kind rollout goes with --service NAME")
