@@ -129,12 +129,13 @@ def visible_gpus() -> list[str]:
 def _ray_problems(options: RealOptions) -> Iterator[str]:
     from real.cluster import folder_problem, head_problem, version_problem
 
-    if problem := version_problem():
-        yield problem
+    missing = version_problem()
+    if missing:
+        yield missing
     if importlib.util.find_spec("aiohttp") is None:
         yield "aiohttp is not installed; pip install -e '.[real]'"
     if options.ray:
-        if problem := head_problem(options.ray):
+        if not missing and (problem := head_problem(options.ray)):
             yield f"--ray {options.ray}: {problem}"
     elif problem := folder_problem(os.path.join(tempfile.gettempdir(), "seatrial-12345678")):
         yield problem
