@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from protocol import faulting
 from protocol.faulting import FaultsInForce, MustHit, Target
-from sim.fault_kinds import IMPLEMENTED, Fault, Site
+from sim.fault_base import Fault, Site
+from sim.fault_kinds import IMPLEMENTED
 from sim.timings import ns
 
 if TYPE_CHECKING:

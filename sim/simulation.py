@@ -16,7 +16,7 @@ from sim.clock import SimulationStopped
 from sim.cluster import Cluster
 from sim.engine_client import EnginesPort
 from sim.engines import SharedEngines
-from sim.fault_kinds import Site
+from sim.fault_base import Site
 from sim.faults import Faults
 from sim.loop import ActorLoop
 from sim.network import Network
