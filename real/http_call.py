@@ -59,12 +59,14 @@ async def answered(
     headers: Mapping[str, str] | Pairs | None = None,
     connect_timeout_s: float | None = None,
     read_timeout_s: float | None = None,
+    silence_timeout_s: float | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> AsyncIterator[aiohttp.ClientResponse]:
     """Send a request; the answer's head has come when the block begins, its body may be read in the block.
 
     Args:
         read_timeout_s: for the whole answer, counted from the start of the call.
+        silence_timeout_s: for each wait for a part of the answer, once there is a connection.
         options: further ones of aiohttp.
 
     Raises:
@@ -72,7 +74,7 @@ async def answered(
         ReadTimeout, ConnectionLost: unknown. Also in the block.
     """
     came = False
-    timeout = limits(connect_timeout_s=connect_timeout_s, total_s=read_timeout_s)
+    timeout = limits(connect_timeout_s=connect_timeout_s, sock_read_s=silence_timeout_s, total_s=read_timeout_s)
     try:
         async with session.request(
             method, url, data=data, headers=headers, timeout=timeout, **(options or {})
@@ -83,9 +85,11 @@ async def answered(
         raise ConnectTimeout(f"{url}: no connection within {connect_timeout_s} s") from None
     except aiohttp.ClientConnectorError as error:
         raise ConnectionRefused(f"{url}: {error.strerror or error}") from None
+    except aiohttp.SocketTimeoutError:
+        raise ReadTimeout(f"{url}: nothing came for {silence_timeout_s} s") from None
     except TimeoutError:
         raise ReadTimeout(f"{url}: no whole answer within {read_timeout_s} s") from None
-    except aiohttp.InvalidURL as error:
+    except (aiohttp.InvalidURL, aiohttp.NonHttpUrlClientError) as error:
         if isinstance(error, aiohttp.RedirectClientError):  # whoever sent it on had the request
             raise ConnectionLost(f"{url}: it was redirected to {error}, which is no URL") from None
         raise ConnectionRefused(f"{url}: no URL that a request can be made of") from None

@@ -7,10 +7,9 @@ from typing import Any
 
 import aiohttp
 
-from protocol.errors import ConnectionLost, ConnectionRefused, ConnectTimeout, ReadTimeout
 from protocol.messages import AdminReply
 from protocol.serving.registration import CHAT
-from real.http_call import new_session
+from real.http_call import answered, new_session
 
 _API = "/v1"
 
@@ -44,22 +43,15 @@ class HttpProxy:
         """One attempt. The two times bound connecting, and each wait for an answer after it, separately.
 
         Raises:
-            ConnectTimeout, ConnectionRefused: *not done*. ReadTimeout, ConnectionLost: *unknown*.
+            ConnectTimeout, ConnectionRefused: *not done*; the latter also where the URL, or the name of its host, is
+                none. ReadTimeout, ConnectionLost: *unknown*.
         """
         if self._session is None:
             self._session = new_session()
         url = (self._public if route == CHAT else self._admin) + route
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=connect_timeout_s, sock_read=read_timeout_s)
-        try:
-            async with self._session.post(
-                url, data=json.dumps(body), headers=self._headers, timeout=timeout
-            ) as response:
-                return AdminReply(response.status, await response.text(), 200 <= response.status < 300)
-        except aiohttp.ConnectionTimeoutError:
-            raise ConnectTimeout(f"{url}: no connection within {connect_timeout_s:g} s") from None
-        except aiohttp.ClientConnectorError as error:
-            raise ConnectionRefused(f"{url}: {error.strerror or error}") from None
-        except TimeoutError:
-            raise ReadTimeout(f"{url}: no answer within {read_timeout_s:g} s") from None
-        except (aiohttp.ClientError, ConnectionError) as error:
-            raise ConnectionLost(f"{url}: {type(error).__name__}: {error}") from None
+        async with answered(
+            self._session, "POST", url, data=json.dumps(body), headers=self._headers,
+            connect_timeout_s=connect_timeout_s, silence_timeout_s=read_timeout_s,
+        ) as response:  # fmt: skip
+            text = await response.text(errors="replace")
+        return AdminReply(response.status, text, 200 <= response.status < 300)

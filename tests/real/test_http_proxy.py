@@ -104,6 +104,44 @@ def test_an_answer_that_stalls_is_unknown_and_a_lost_one_too() -> None:
     asyncio.run(body())
 
 
+def test_a_slow_answer_is_one_as_long_as_parts_of_it_come() -> None:
+    async def drip(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        for _ in range(6):
+            await asyncio.sleep(0.25)
+            await response.write(b".")
+        return response
+
+    async def body() -> None:
+        async with Served(drip) as served:
+            reply = await post(HttpProxy(served.url, served.url), NEW, {}, 1.0)
+            assert (reply.status, reply.body) == (200, "......")
+
+    asyncio.run(body())
+
+
+def test_an_answer_that_is_no_text_is_an_answer() -> None:
+    async def bytes_of(_: web.Request) -> web.StreamResponse:
+        return web.Response(status=500, body=b"no \xff", headers={"Content-Type": "text/plain; charset=utf-8"})
+
+    async def body() -> None:
+        async with Served(bytes_of) as served:
+            reply = await post(HttpProxy(served.url, served.url), NEW, {})
+            assert (reply.status, reply.body, reply.success) == (500, "no \ufffd", False)
+
+    asyncio.run(body())
+
+
+@pytest.mark.parametrize(
+    "url", ["http://a..b:1", f"http://{'a' * 64}:1", "http://.:1", "http://[::1", "http://x:99999", "ftp://x:1", "x"]
+)
+def test_a_url_or_a_host_that_is_none_is_not_done(url: str) -> None:
+    """Nothing was sent: aiohttp says so with a UnicodeError, which is no error of ours, or with one of its own."""
+    with pytest.raises(ConnectionRefused, match="none|no URL"):
+        asyncio.run(post(HttpProxy(url, url), NEW, {}))
+
+
 def test_nobody_there_is_not_done() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
