@@ -41,6 +41,9 @@ class GatewayConfig(ComponentConfig):
     its next look, 4 s apart at most, and until then the id is refused as a duplicate."""
     server_errors_to_suspect: Count = 10
     """That many 5xx in a row make a replica suspect (as the breaker of sglang-router)."""
+    journal: str = ""
+    """Folder in storage where it keeps which replicas it has and which are closed, so that a restart does not forget
+    them. Empty: in memory alone."""
 
 
 class HttpConfig(ComponentConfig):
@@ -170,6 +173,9 @@ class ScalingConfig(ComponentConfig):
     """Resolved operations that are kept. Unresolved ones always are."""
     max_idempotency_records: Count = 4096
     """Keys that are kept, beside those of unresolved operations."""
+    journal: str = ""
+    """Folder in storage where it keeps operations and keys, so that a restart does not forget them. Empty: in memory
+    alone, and an id that was accepted before a restart is unknown after it (hazard H12)."""
 
 
 class LifecycleConfig(ComponentConfig):
@@ -205,6 +211,9 @@ class LifecycleConfig(ComponentConfig):
     """Finished operations that are remembered."""
     call_timeout_s: Seconds = 5.0
     """Longest wait for the gateway to answer."""
+    journal: str = ""
+    """Folder in storage where it keeps its ranks and what it is at work on, so that a restart goes on with that. Empty:
+    in memory alone, and a restart forgets what it owns. Of a ``ScaleManager`` only."""
 
 
 class GateConfig(ComponentConfig):
@@ -359,6 +368,15 @@ class TraceAccessConfig(ComponentConfig):
     """Longest wait for one answer of the store; then it is asked again, which is harmless."""
     patience_s: Seconds = 60.0
     """How long it is asked in all."""
+
+
+class TraceStoreConfig(ComponentConfig):
+    """``protocol.rollout.trace_store.RolloutTraceStore`` (serving.md 5.3, 5.4)."""
+
+    tombstone_ttl_s: Seconds = 3600.0
+    """How long a released session is remembered; longer than any turn of it can be on its way to the store."""
+    max_tombstones: Count = 1_000_000
+    """Released sessions that are remembered; above that the oldest are forgotten early."""
 
 
 class ReplayBufferConfig(ComponentConfig):

@@ -219,6 +219,10 @@ class TraceConflict(TraceError):
     """A write that would replace, cut or orphan what is stored."""
 
 
+class TraceReleased(TraceError):
+    """A write to a session that was released: it comes late, and nobody would ever release what it leaves."""
+
+
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 _LONGEST = 4_000  # characters of a message; one of megabytes would be in every copy of its error
 

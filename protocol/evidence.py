@@ -554,6 +554,8 @@ _declare("trace.appended", "component", "The trace store took segments of a conv
         request="str: of the last one, empty without")
 _declare("trace.released", "component", "The trace store released a session.", session="str: id", segments="int: in it",
         freed="int: references freed by hand")
+_declare("trace.refused", "component", "The trace store refused what was written late to a session that had been released.",
+        session="str: id", segments="int: in the write", request="str: of the last one, empty without")
 _declare("buffer.put", "component", "A group came to lie in the replay buffer.", group="str: id", status="str: COMPLETED, ABORTED or EXPIRED",
         sessions="json: of its traced members")
 _declare("buffer.expired", "component", "A group in the replay buffer, or on its way in, grew stale.", group="str: id",

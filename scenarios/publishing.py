@@ -10,6 +10,7 @@ import asyncio
 import dataclasses
 from typing import Any
 
+from protocol.config import TraceStoreConfig
 from protocol.errors import GatePoisoned, NoSuchActor, Outcome, SeatrialError
 from protocol.evidence import observer
 from protocol.messages import EngineAddress
@@ -92,9 +93,7 @@ async def deploy_publishing(
     node = (await port.nodes())[0]
     store = None
     if model.session_server is not None:
-        store = await port.spawn(
-            classes.get("trace_store", RolloutTraceStore), name=f"traces-{service}", node=node
-        )  # fmt: skip
+        store = await spawn_store(f"traces-{service}", model.trace_store, classes, node)
     pairs = await asyncio.gather(
         *(
             _entrypoint(f"{service}-{number}", model, classes, address, homes[address.name], gateway, store)
@@ -155,6 +154,14 @@ async def deploy_publishing(
             service, model.proxy, classes, backends, router, controller, gateway, node
         )  # fmt: skip
     return Publishing(entrypoints, gates, controller, router, publisher, operator, ranks, front, store)
+
+
+async def spawn_store(
+    name: str, config: TraceStoreConfig, classes: dict[str, type], node: str | None = None
+) -> ActorHandle:
+    """A trace store, ours or the user's own, which need not know of a config that the scenario leaves as it is."""
+    given = () if config == TraceStoreConfig() else (config,)
+    return await backend().spawn(classes.get("trace_store", RolloutTraceStore), *given, name=name, node=node)
 
 
 async def _training(

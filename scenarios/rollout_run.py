@@ -17,12 +17,11 @@ from protocol.ports import ActorHandle, backend
 from protocol.rollout.producer import Producer
 from protocol.rollout.replay_buffer import ReplayBuffer, StoredGroup
 from protocol.rollout.segments import StoreSnapshot
-from protocol.rollout.trace_store import RolloutTraceStore
 from protocol.training.evaluator import Evaluator
 from protocol.training.learner import Learner, TrainWorker
 from scenarios.client import ClientReport, wait_to_begin
 from scenarios.faults import PublishParams
-from scenarios.publishing import PublicationOperator, Publishing
+from scenarios.publishing import PublicationOperator, Publishing, spawn_store
 from scenarios.rollouts import RolloutAgent
 from scenarios.schema import RolloutsModel, ServiceModel, WorkloadModel
 
@@ -81,7 +80,7 @@ async def deploy_rollouts(
     assert model is not None
     port = backend()
     name = f"traces-{service}"
-    store = await port.spawn(classes.get("trace_store", RolloutTraceStore), name=name)
+    store = await spawn_store(name, model.trace_store, classes)
     buffer = await port.spawn(
         classes.get("replay_buffer", ReplayBuffer), model.buffer, model.access, name, name=f"buffer-{service}"
     )  # fmt: skip

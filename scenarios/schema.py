@@ -164,10 +164,12 @@ class PublishingModel(SpecModel):
     proxy: ProxyModel | None = None
     session_server: config.SessionServerConfig | None = None
     """Entrypoints are session servers: they speak HTTP, record turns in a trace store. ``entrypoint`` is not read."""
+    trace_store: config.TraceStoreConfig = config.TraceStoreConfig()
+    """Of session servers."""
 
-    _keys = field_validator("gate", "entrypoint", "controller", "affinity", "update", "session_server", mode="before")(
-        _known_config_keys
-    )
+    _keys = field_validator(
+        "gate", "entrypoint", "controller", "affinity", "update", "session_server", "trace_store", mode="before"
+    )(_known_config_keys)
 
 
 class EngineOptionsModel(SpecModel):
@@ -193,13 +195,16 @@ class RolloutsModel(SpecModel):
     ranks: Crowd = 2
     """Training workers, each of which reads every batch."""
     access: config.TraceAccessConfig = config.TraceAccessConfig()
+    trace_store: config.TraceStoreConfig = config.TraceStoreConfig()
     buffer: config.ReplayBufferConfig = config.ReplayBufferConfig()
     producer: config.ProducerConfig = config.ProducerConfig()
     learner: config.LearnerConfig = config.LearnerConfig()
     evaluator: config.EvaluatorConfig | None = config.EvaluatorConfig()
     """None: nothing is evaluated."""
 
-    _keys = field_validator("access", "buffer", "producer", "learner", "evaluator", mode="before")(_known_config_keys)
+    _keys = field_validator("access", "trace_store", "buffer", "producer", "learner", "evaluator", mode="before")(
+        _known_config_keys
+    )
 
 
 class ServiceModel(SpecModel):

@@ -106,8 +106,12 @@ class TrainingTrace:
 
 @message
 class StoreSnapshot:
-    """What a trace store holds: sessions in the order of their first write, segments and tokens over all of them."""
+    """What a trace store holds: sessions in the order of their first write, segments and tokens over all of them.
+
+    ``tombstones``: released sessions that it still remembers.
+    """
 
     sessions: tuple[str, ...]
     segments: int
     tokens: int
+    tombstones: int = 0

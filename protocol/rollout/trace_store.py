@@ -2,19 +2,27 @@
 
 A singleton actor, named; `protocol.rollout.trace_access` finds it. Session to prefix tree of segments (serving.md 5.3
 to 5.5). Who may release a session is not the store's to say: see docs/traces.md.
+
+**Tombstones.** A session that is released leaves a tombstone, whether it was here or not: a turn of it that comes late,
+its first one perhaps, is refused, for it would make the session anew and nobody would release that. A tombstone is
+forgotten ``tombstone_ttl_s`` after the release, which must be longer than any turn of the session can be on its way; or
+earlier, oldest first, when there are more than ``max_tombstones``. So a session id is never used again.
 """
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from collections.abc import Iterable
 from typing import TypeVar
 
-from protocol.errors import SeatrialError, TraceConflict, TraceNotFound
+from protocol.config import TraceStoreConfig
+from protocol.errors import SeatrialError, TraceConflict, TraceNotFound, TraceReleased
 from protocol.messages import ObjectRef
 from protocol.ports import backend
 from protocol.rollout.prefix_tree import PrefixTree
 from protocol.rollout.segments import StoreSnapshot, TokenizedSegment, TraceMatch, TrainingTrace
+from protocol.tombstones import Tombstones
 
 T = TypeVar("T")
 
@@ -23,9 +31,14 @@ class RolloutTraceStore:
     """Session to prefix tree. An actor; what a method changes it changes in one step, so no call sees half of another.
 
     A session id is taken as ``str(session_id)``: what writes and what cleans up must mean the same session.
+
+    Args:
+        config: how long released sessions are remembered.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, config: TraceStoreConfig | None = None) -> None:
+        limits = config or TraceStoreConfig()
+        self._tombstones = Tombstones(limits.tombstone_ttl_s, limits.max_tombstones)
         self._trees: dict[str, PrefixTree[TokenizedSegment]] = {}
         # Session to the last match: its last segment, how many there are, and their tokens. What is stored never
         # changes, so the next match of the same conversation goes on from there.
@@ -46,6 +59,7 @@ class RolloutTraceStore:
             TraceConflict (*not done*): another content stands at one of the keys, ``prefix`` is not stored, a segment
                 has no text, some segments of the conversation have experts and others none, or a stored segment that
                 is not of the conversation ends in the new ones: it would cut one in two, or be read as continued.
+            TraceReleased (*not done*): the session was released.
         """
         session = str(session_id)
         borrowed: list[ObjectRef] = []
@@ -54,7 +68,8 @@ class RolloutTraceStore:
                 if segment.experts is not None:
                     await backend().objects.borrow(segment.experts, holder(session))
                     borrowed.append(segment.experts)
-            new = self._new_keys(session, prefix, segments)  # again: another append may have come in between
+            # Again: another append, or a release, may have come in between.
+            new = self._new_keys(session, prefix, segments)
         except SeatrialError:
             for ref in borrowed:
                 backend().objects.give_back(ref, holder(session))
@@ -78,7 +93,18 @@ class RolloutTraceStore:
     def _new_keys(
         self, session: str, prefix: str, segments: tuple[TokenizedSegment, ...]
     ) -> list[tuple[str, TokenizedSegment]]:
-        """What an append adds. Raises TraceConflict."""
+        """What an append adds. Raises TraceConflict, TraceReleased."""
+        self._tombstones.expire(_now())
+        if session in self._tombstones:
+            backend().emit(
+                "trace.refused",
+                session=session,
+                segments=len(segments),
+                request=segments[-1].request_id if segments else "",
+            )
+            raise TraceReleased(
+                f"session {session} was released: what is written to it now comes late", session=session
+            )
         tree = self._trees.get(session)
         last = None if tree is None or not prefix else tree.at(prefix)
         if prefix and last is None:
@@ -162,7 +188,7 @@ class RolloutTraceStore:
         """What is here now."""
         trees = self._trees.values()
         tokens = sum(len(segment.token_ids) for tree in trees for segment in tree.values())
-        return StoreSnapshot(tuple(self._trees), sum(map(len, trees)), tokens)
+        return StoreSnapshot(tuple(self._trees), sum(map(len, trees)), tokens, len(self._tombstones))
 
     # --- releasing ---
 
@@ -170,22 +196,33 @@ class RolloutTraceStore:
         """Release one session. Raises TraceNotFound (*not done*) where it is not here."""
         if str(session_id) not in self._trees:
             raise TraceNotFound(f"session {session_id} is not in the trace store", session=str(session_id))
+        self._bury((str(session_id),))
         self._release((str(session_id),))
 
     async def release_sessions(self, session_ids: tuple[str, ...]) -> tuple[str, ...]:
         """Release those of the sessions that are here, each once, in one step; returns them in the order asked for.
 
-        Absent ones are passed over, so repeating it is harmless: the second answer is empty.
+        Absent ones are over as well: nothing is written to them from now on. Repeating it is harmless, and does not
+        prolong a tombstone; the second answer is empty.
         """
-        here = tuple(name for name in dict.fromkeys(map(str, session_ids)) if name in self._trees)
+        asked = tuple(dict.fromkeys(map(str, session_ids)))
+        here = tuple(name for name in asked if name in self._trees)
+        self._bury(asked)
         self._release(here)
         return here
 
     async def release_all(self) -> tuple[str, ...]:
         """Release every session; returns them."""
         here = tuple(self._trees)
+        self._bury(here)
         self._release(here)
         return here
+
+    def _bury(self, sessions: tuple[str, ...]) -> None:
+        """Nothing is written to these any more."""
+        now = _now()
+        self._tombstones.expire(now)
+        self._tombstones.add(sessions, now)
 
     def _release(self, sessions: Iterable[str]) -> None:
         """Trees go first, references after: whoever asks in between finds no session, not a dangling one."""
@@ -202,6 +239,10 @@ class RolloutTraceStore:
             if own:
                 backend().objects.free(tuple(own))
             backend().emit("trace.released", session=session, segments=len(segments), freed=len(own))
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
 
 
 def _joined(parts: Iterable[tuple[T, ...]]) -> tuple[T, ...]:

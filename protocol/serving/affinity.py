@@ -22,6 +22,7 @@ from protocol.ports import ActorHandle, backend, data_call
 from protocol.serving.entrypoint import TurnResult
 from protocol.serving.gateway import ReplicaView
 from protocol.serving.peer import PEER_LOST, Peer
+from protocol.tombstones import Tombstones
 
 
 @message
@@ -75,7 +76,7 @@ class SessionAffinityRouter:
         self._config = config
         self._backends = {name: RoutedBackend(name, handle) for name, handle in backends}
         self._bindings: dict[str, str] = {}
-        self._tombstones: dict[str, float] = {}  # session -> when it is forgotten, in order
+        self._tombstones = Tombstones(config.tombstone_ttl_s, config.max_tombstones)
         self._gateway = None if gateway is None else Peer(gateway, config.call_timeout_s)
         self._open: dict[str, list[tuple[ActorHandle, Any]]] = {}  # session -> its turns that may be sent yet, as calls
         self._ending: dict[asyncio.Future[None], None] = {}
@@ -209,7 +210,6 @@ class SessionAffinityRouter:
     def _bury(self, sessions: tuple[str, ...]) -> None:
         """Unbind sessions and set their tombstones: from now on no turn of theirs is taken."""
         expired = self._expire()
-        forgotten_at = _now() + self._config.tombstone_ttl_s
         unbound = 0
         for session in sessions:
             bound = self._bindings.pop(session, None)
@@ -217,16 +217,15 @@ class SessionAffinityRouter:
                 unbound += 1
                 if bound in self._backends:
                     self._backends[bound].assigned -= 1
-            self._tombstones.setdefault(session, forgotten_at)
-        while len(self._tombstones) > self._config.max_tombstones:
-            self._forget(next(iter(self._tombstones)))
-            expired += 1
+        early = self._tombstones.add(sessions, _now())
+        for session in early:
+            self._forgotten(session)
         backend().emit(
             "affinity.retired",
             sessions=len(sessions),
             bound=unbound,
             tombstones=len(self._tombstones),
-            expired=expired,
+            expired=expired + len(early),
         )
 
     async def _until_unsent(self, sessions: tuple[str, ...]) -> None:
@@ -266,20 +265,14 @@ class SessionAffinityRouter:
     # --- inside ---
 
     def _expire(self) -> int:
-        """Forget the tombstones whose time is over; they are in the order of their ends."""
-        now = _now()
-        over = []
-        for session, ends in self._tombstones.items():
-            if ends > now:
-                break
-            over.append(session)
+        """Forget the tombstones whose time is over; returns how many."""
+        over = self._tombstones.expire(_now())
         for session in over:
-            self._forget(session)
+            self._forgotten(session)
         return len(over)
 
-    def _forget(self, session: str) -> None:
-        """A tombstone's time is over."""
-        del self._tombstones[session]
+    def _forgotten(self, session: str) -> None:
+        """The tombstone of a session is no more, and nothing else of it may be left."""
 
     async def _sync(self) -> None:
         assert self._gateway is not None

@@ -195,8 +195,8 @@ class HttpAffinityRouter(SessionAffinityRouter):
     def _may_be_sent(self, session: str) -> bool:
         return session in self._left or super()._may_be_sent(session)
 
-    def _forget(self, session: str) -> None:
-        super()._forget(session)
+    def _forgotten(self, session: str) -> None:
+        super()._forgotten(session)
         self._left.pop(session, None)  # for whoever has not repeated a retirement that failed
 
     async def _given_up(self, sessions: list[str]) -> None:

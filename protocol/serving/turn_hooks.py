@@ -12,7 +12,7 @@ import json
 from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
-from protocol.errors import ActorDied, CallCancelled, SeatrialError, TraceConflict
+from protocol.errors import ActorDied, CallCancelled, SeatrialError, TraceConflict, TraceReleased
 from protocol.ports import ActorHandle, backend
 from protocol.rollout.segments import MASKED, TokenizedSegment, TraceMatch
 from protocol.serving.chat_template import ChatTemplate
@@ -187,7 +187,7 @@ class TraceHooks:
             try:
                 await self._call("append", session, known, segments)
                 return
-            except TraceConflict as error:
+            except (TraceConflict, TraceReleased) as error:
                 raise HookFailed(f"the trace store refuses the turn: {error.message}") from error
             except HookFailed:
                 if attempt + 1 == self._attempts:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import math
 from typing import Any
 
 from protocol.config import EntrypointConfig, GateConfig
@@ -255,7 +256,7 @@ class HasNoTombstones(SessionAffinityRouter):
 
     async def retire_sessions(self, session_ids: tuple[str, ...]) -> None:
         await super().retire_sessions(session_ids)
-        self._tombstones.clear()
+        self._tombstones.expire(math.inf)
 
 
 class CountsTombstones(SessionAffinityRouter):

@@ -202,6 +202,13 @@ class OverwritesConflicts(RolloutTraceStore):
                 self._trees[session_id].insert(key, segment)
 
 
+class ForgetsWhoWasReleased(RolloutTraceStore):
+    """Takes what is written late to a released session, which so comes back."""
+
+    def _bury(self, sessions: tuple[str, ...]) -> None:
+        pass
+
+
 class WalksByRecursion(RolloutTraceStore):
     """Walks a trace by recursion when it releases it, one level a segment."""
 
@@ -247,6 +254,10 @@ MUTANTS = (
         "traces_lost", "store_is_found_again",
     ),
     _store("trace store writes in two phases", "S-10", WritesInTwoPhases, "traces_dense", "trace_is_the_transcript"),
+    _store(
+        "trace store forgets who was released", "A-5, S-I5", ForgetsWhoWasReleased, "traces_late",
+        "store_holds_the_buffer",
+    ),
     _store("trace store overwrites", "S-16", OverwritesConflicts, "traces", "trace_is_the_transcript"),
     _buffer("buffer frees at reset", "S-17", FreesAtReset, "traces_expiring", "reference_freed_once"),
     _learner(

@@ -31,6 +31,12 @@ _STALLED = """
   target: traces-policy
   for_s: 4
 """
+_LATE = """
+- at_s: 0
+  do: delayed_delivery
+  target: {link: {from: agent-policy-0, to: traces-policy}}
+  with: {method: append, delay_s: 5, count: 8}
+"""
 _LOST = """
 - when: {event: call.sent, where: {target: traces-policy, method: append}, from_s: 1}
   do: restart_empty
@@ -63,6 +69,15 @@ TRACES_SCENARIOS: dict[str, str] = {
         "The trace store dies and another one comes, empty; everybody finds it.",
         episodes="groups: 40, turns: 3, think_s: 0.3, request_aware: 0.5, aborted: 0.1",
         steps=_LOST,
+    ),
+    "traces_late": _scenario(
+        "traces_late",
+        "Some first turns reach the trace store five seconds late; by then their groups are over and released.",
+        rollouts="access: {call_timeout_s: 0.5, patience_s: 1}, producer: {failure_pause_s: 0}, "
+        "learner: {batch_groups: 2, fit_s: 0.3}, evaluator: null",
+        episodes="groups: 24, turns: 4, think_s: 0.3, request_aware: 0.5, expert_bytes: 0",
+        steps=_LATE,
+        acceptance="\n- occurs: {event: trace.refused, at_least: 1}\n",
     ),
     "traces_dense": _scenario(
         "traces_dense",

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocol.config import TraceAccessConfig
-from protocol.errors import ActorDied, NoSuchActor, ObjectFreed, TraceConflict, TraceNotFound
+from protocol.config import TraceAccessConfig, TraceStoreConfig
+from protocol.errors import ActorDied, NoSuchActor, ObjectFreed, TraceConflict, TraceNotFound, TraceReleased
 from protocol.evidence import Event
 from protocol.messages import ObjectRef
 from protocol.ports import ActorHandle, Backend
@@ -35,11 +35,13 @@ class Recorded:
         return [event.data[name] for event in self.events if event.kind == kind]
 
 
-def with_store(body: Callable[[Backend, ActorHandle], Awaitable[None]]) -> Recorded:
+def with_store(
+    body: Callable[[Backend, ActorHandle], Awaitable[None]], config: TraceStoreConfig | None = None
+) -> Recorded:
     recorded = Recorded()
 
     async def run(world: Backend) -> None:
-        await body(world, await world.spawn(RolloutTraceStore, name="traces"))
+        await body(world, await world.spawn(RolloutTraceStore, config, name="traces"))
 
     run_sim(run, recorder=recorded, copy_always=True)
     return recorded
@@ -283,6 +285,96 @@ def test_ordinary_references_are_freed_and_shared_ones_given_back() -> None:
 
     recorded = with_store(body)
     assert recorded.of("object.freed", "object") == ["object-0000001"]
+
+
+# --- what comes after a release ---
+
+
+def test_a_turn_that_is_written_after_its_session_was_released_is_refused() -> None:
+    """Its first one too, of which the store knew nothing when it was asked to release the session."""
+
+    async def body(world: Backend, store: ActorHandle) -> None:
+        await store.append("two", "", (seg("q", 1),))
+        assert await store.release_sessions(("one", "two")) == ("two",)
+        for session, prefix in (("one", ""), ("two", ""), ("two", "q")):
+            with pytest.raises(TraceReleased, match=f"session {session} was released") as refused:
+                await store.append(session, prefix, (seg("a", 2, request="r", step=0),))
+            assert refused.value.outcome.value == "not_done" and refused.value.session == session
+        await store.append("three", "", (seg("q", 1),))
+        await store.release("three")
+        await store.append("four", "", (seg("q", 1),))
+        await store.release_all()
+        for session in ("three", "four"):
+            with pytest.raises(TraceReleased):
+                await store.append(session, "", (seg("q", 1),))
+        seen = await store.snapshot()
+        assert (seen.sessions, seen.segments, seen.tombstones) == ((), 0, 4)
+        assert (await store.search("one", "a")).text == ""
+
+    recorded = with_store(body)
+    assert recorded.of("trace.refused", "session") == ["one", "two", "two", "three", "four"]
+    assert recorded.of("trace.refused", "request") == ["r", "r", "r", "", ""]
+
+
+def test_a_refused_release_leaves_no_tombstone() -> None:
+    async def body(world: Backend, store: ActorHandle) -> None:
+        with pytest.raises(TraceNotFound):
+            await store.release("s")
+        await store.append("s", "", (seg("q", 1),))
+        assert (await store.snapshot()).sessions == ("s",)
+
+    with_store(body)
+
+
+def test_a_release_in_the_middle_of_an_append_is_the_end_of_it() -> None:
+    """While references are borrowed: the session does not come back, and nothing of it stays borrowed."""
+
+    async def body(world: Backend) -> None:
+        store = await world.spawn(RolloutTraceStore, name="traces")
+        refs = [await world.objects.put(b"x", "turn/1") for _ in range(3)]
+        segments = tuple(seg(f"{n}", n, ref=ref, request="r", step=0) for n, ref in enumerate(refs))
+        append = asyncio.ensure_future(store.append("s", "", segments))
+        await asyncio.sleep(world_delay)
+        await store.release_sessions(("s",))
+        refused = False
+        try:
+            await append
+        except TraceReleased:
+            refused = True
+        refusals.append(refused)
+        assert (await store.snapshot()).sessions == ()
+        for ref in refs:
+            world.objects.give_back(ref, "turn/1")
+            with pytest.raises(ObjectFreed):
+                await world.objects.get(ref)
+
+    refusals: list[bool] = []
+    for number in range(24):
+        world_delay = number * 1e-4
+        run_sim(body, seed=number)
+    assert True in refusals and False in refusals, "the release came between the borrows of some, after others"
+
+
+def test_tombstones_are_forgotten_by_time_and_by_number() -> None:
+    async def body(world: Backend, store: ActorHandle) -> None:
+        await store.release_sessions(("a",))
+        await asyncio.sleep(60)
+        await store.release_sessions(("a", "b"))  # which does not prolong it
+        await asyncio.sleep(50)
+        await store.append("a", "", (seg("q", 1),))  # 110 s later nothing of it is on its way any more
+        with pytest.raises(TraceReleased):
+            await store.append("b", "", (seg("q", 1),))
+        for number in range(20):
+            await store.release_sessions((f"s-{number}",))
+            assert (await store.snapshot()).tombstones <= 3
+        await store.append("s-16", "", (seg("q", 1),))
+        with pytest.raises(TraceReleased):
+            await store.append("s-17", "", (seg("q", 1),))
+        await asyncio.sleep(101)
+        await store.release_all()
+        assert (await store.snapshot()).tombstones == 2, "of those released now"
+
+    with_store(body, TraceStoreConfig(tombstone_ttl_s=100, max_tombstones=3))
 
 
 # --- access ---

@@ -344,6 +344,25 @@ def test_an_aborted_turn_is_no_turn(path: str) -> None:
     assert [event.data["label"] for event in evidence.of("gate.settled")] == ["aborted"]
 
 
+@both
+def test_a_turn_that_ends_after_its_session_was_released_is_told_and_not_recorded(path: str) -> None:
+    """Its agent has given the episode up meanwhile: nobody would ever release what the first turn would leave."""
+
+    async def body(stage: Stage) -> None:
+        assert stage.gate is not None
+        asked = asyncio.ensure_future(stage.ask(turn(path, tokens=300)))
+        await asyncio.sleep(0.3)
+        assert await stage.store.release_sessions(("s-1",)) == ()
+        seen = await asked
+        assert seen.status == 500 and is_native_error(path, seen.json) and b"s-1 was released" in seen.body
+        assert (await stage.store.snapshot()).sessions == ()
+        assert not (await stage.gate.snapshot()).failures, "the backend has ended: a failed attempt, which is safe"
+
+    evidence = staged(body, gated=True)
+    assert [event.data["label"] for event in evidence.of("gate.settled")] == ["failed: response hook"]
+    assert [event.data["session"] for event in evidence.of("trace.refused")] == ["s-1"]
+
+
 def test_a_session_id_is_one_id_as_text_or_number() -> None:
     async def body(stage: Stage) -> None:
         assert (await stage.ask(turn(CHAT, session=17))).status == 200
