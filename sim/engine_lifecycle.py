@@ -114,13 +114,19 @@ class EngineLifecycle:
         self._thaw_backlog.clear()
 
     def sigterm(self) -> None:
-        """SIGTERM: /health fails at once, requests go on and new ones are still accepted; it exits at a 5 s poll that
-        finds none left. After a failed health check it exits at the first poll, but waits for a core dump first."""
+        """SIGTERM: /health fails at once, requests go on and new ones are still accepted; it exits at a poll that finds
+        none left. After a failed health check it exits at the first poll, but waits for a core dump first.
+
+        The polls come every 5 s from the time when it was ready: SGLang's ``sigterm_watchdog`` sleeps 5 s at a time from
+        its warm-up on, and a signal does not wake it.
+        """
         if self.postponed(self.sigterm) or self.terminating:
             return
         self.terminating = True
         self.record("engine.leaving")
-        self.after(self.profile.sigterm_poll_ns, self._sigterm_poll)
+        poll_ns = self.profile.sigterm_poll_ns
+        asleep_ns = (self.env.now - self.ready_ns) % poll_ns if self.listening else 0
+        self.after(poll_ns - asleep_ns, self._sigterm_poll)
 
     def _sigterm_poll(self) -> None:
         profile = self.profile

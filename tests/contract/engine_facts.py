@@ -473,23 +473,23 @@ async def fact_connecting_is_refused_while_it_starts(stage: Stage) -> None:
 
 async def fact_sigterm_lets_go_slowly(stage: Stage) -> None:
     """After SIGTERM /health is 503 at once, requests go on, new ones are taken; gone at a 5 s poll that finds none."""
-    first = stage.start(1.5)
+    first = stage.start(6.0)  # a poll finds it
     await asyncio.sleep(0.3)
-    began = stage.now
     await stage.hands.sigterm(stage.backend, stage.address.name)
-    async with asyncio.timeout(4.0):  # of the 5 s to its poll
+    async with asyncio.timeout(4.0):
         while (await stage.client.get("/health"))[0] != 503:
             await asyncio.sleep(0.05)
     assert not first.done()  # at once, as time passes for the engine too
     assert (await stage.client.generate(stage.request())).finish_reason == "length"
-    assert (await first).completion_tokens == stage.lasting(1.5)
+    assert (await first).completion_tokens == stage.lasting(6.0)
+    ended = stage.now
     assert await gone(stage, 14.0)
-    took = stage.now - began
-    assert 4.5 < took < 8.5, took
+    took = stage.now - ended
+    assert took < 8.5, took  # polls come every 5 s, from its start on
 
 
 async def fact_sigterm_waits_for_traffic(stage: Stage) -> None:
-    """After SIGTERM steady traffic holds the process open past its first poll, 5 s later."""
+    """After SIGTERM steady traffic holds the process open past a poll."""
     began = stage.now
 
     async def ask() -> None:

@@ -147,6 +147,11 @@ class Counter:
         for number in range(n):
             yield number
 
+    async def ticks(self, n: int, every_s: float) -> Any:
+        for number in range(n):
+            yield number
+            await asyncio.sleep(every_s)
+
     async def write(self, path: str, data: bytes, size_bytes: int | None = None) -> None:
         await backend().storage.write(path, data, size_bytes=size_bytes)
 

@@ -273,6 +273,30 @@ class TestLinks:
             ["slowed", "add"], ["slowed", "/ready"]
         ]  # fmt: skip
 
+    def test_latency_moves_a_stream_of_an_actor_and_does_not_stretch_it(self, world: FaultedArm) -> None:
+        async def body(backend: Any, faults: Faults) -> None:
+            loop = asyncio.get_running_loop()
+            counter = await backend.spawn(Counter, name="counter")
+            latency = faults.inject("latency", link=("driver", "counter"), extra_s=0.5)
+            began = loop.time()
+            assert [number async for number in counter.up_to(60)] == list(range(60))
+            assert 0.95 < loop.time() - began < 15  # one item after the other would take 30
+            faults.repair(latency)
+
+        events = world.run(body)
+        assert told(events, "fault.healed", "hits") == [(1,)], "of one call, though each of its items is late"
+
+    def test_what_comes_when_latency_is_taken_off_overtakes_nothing(self, world: FaultedArm) -> None:
+        async def body(backend: Any, faults: Faults) -> None:
+            counter = await backend.spawn(Counter, name="counter")
+            latency = faults.inject("latency", link=("driver", "counter"), extra_s=1.0)
+            items = counter.ticks(80, 0.05)
+            first = await anext(items)
+            faults.repair(latency)  # some twenty are under way; those that follow are as fast as ever
+            assert [first, *[number async for number in items]] == list(range(80))
+
+        world.run(body)
+
     def test_latency_that_slows_nothing_has_hit_nothing(self, world: FaultedArm) -> None:
         async def body(backend: Any, faults: Faults) -> None:
             counter = await backend.spawn(Counter, name="counter")

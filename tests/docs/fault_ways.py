@@ -10,7 +10,7 @@ WAYS: dict[str, tuple[str, str]] = {
         "SIGKILL of the actor's process; of an engine: of its main, scheduler or detokenizer process",
     ),
     "sigterm": (
-        "the engine model ends as SGLang does: at a 5 s poll that finds nothing in flight",
+        "the engine model ends as SGLang does: at a poll, every 5 s, that finds nothing in flight",
         "SIGTERM of the engine's main process",
     ),
     "restart_empty": (

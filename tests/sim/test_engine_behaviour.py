@@ -564,14 +564,15 @@ def test_a_wedged_engine_answers_http_but_its_health_fails_and_nothing_is_lost(w
 # --- signals ----------------------------------------------------------------------------------------------------------
 
 
-def test_sigterm_of_an_idle_engine_exits_5_7_s_later_and_fails_health_at_once(world: World) -> None:
+def test_sigterm_of_an_idle_engine_exits_at_its_next_poll_and_fails_health_at_once(world: World) -> None:
+    world.run_for(12 * S)
     began = world.env.now
     answers: list[tuple[int, int]] = []
     world.engine.sigterm()
     world.engine.health(lambda status: answers.append((world.env.now - began, status)))
     world.run()
     assert answers[0][1] == 503 and answers[0][0] < 10 * MS
-    assert world.exits == [(began + 5_700 * MS, "sigterm")]
+    assert world.exits == [(world.engine.ready_ns + 15_700 * MS, "sigterm")]  # a poll every 5 s
     assert not world.engine.alive
 
 
@@ -584,7 +585,7 @@ def test_after_sigterm_new_requests_are_still_accepted_and_hold_the_exit(world: 
     world.run()
     assert world.results["late"].finish_reason == "length"
     assert world.results["late"].finished_at_ns > began + 5 * S
-    assert world.exits == [(began + 10_700 * MS, "sigterm")]
+    assert world.exits == [(world.engine.ready_ns + 10_700 * MS, "sigterm")]
 
 
 def test_sigterm_after_a_failed_health_check_waits_60_s_for_a_core_dump(world: World) -> None:
@@ -593,11 +594,10 @@ def test_sigterm_after_a_failed_health_check_waits_60_s_for_a_core_dump(world: W
     world.run_for(21 * S)
     world.engine.resume()
     world.submit("last", 20, 100)
-    began = world.env.now
     world.engine.sigterm()
     world.run()
     assert world.results["last"].finish_reason == "length"
-    assert world.exits == [(began + 65_700 * MS, "sigterm_forced")]
+    assert world.exits == [(world.engine.ready_ns + 85_700 * MS, "sigterm_forced")]  # from the poll at 25 s on
 
 
 @pytest.mark.parametrize(("child", "delay"), [("scheduler", SCHEDULER_DEATH_NS), ("detokenizer", DETOKENIZER_DEATH_NS)])
