@@ -117,8 +117,8 @@ class EngineLifecycle:
         """SIGTERM: /health fails at once, requests go on and new ones are still accepted; it exits at a poll that finds
         none left. After a failed health check it exits at the first poll, but waits for a core dump first.
 
-        The polls come every 5 s from the time when it was ready: SGLang's ``sigterm_watchdog`` sleeps 5 s at a time from
-        its warm-up on, and a signal does not wake it.
+        The polls come every 5 s from the time when it was ready: SGLang's ``sigterm_watchdog`` sleeps 5 s at a time
+        from its warm-up on, and a signal does not wake it.
         """
         if self.postponed(self.sigterm) or self.terminating:
             return
