@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import secrets
 import signal as signals
 import sys
 import tempfile
@@ -41,6 +42,7 @@ T = TypeVar("T")
 
 DRIVER = "driver"
 _REGISTRY_ANSWERS_S = 5.0
+_TOKEN_BYTES = 24
 
 
 class RealBackend:
@@ -303,7 +305,7 @@ def run_real(
     clocks = measure_clocks(nodes)
     config = RunConfig(
         run, registry_name(), folder, time.monotonic_ns(), python_path, engines, nodes,
-        clocks.offsets_ns, clocks.error_ns,
+        clocks.offsets_ns, clocks.error_ns, secrets.token_urlsafe(_TOKEN_BYTES),
     )  # fmt: skip
     remote = ray.remote(num_cpus=0, max_restarts=0)(NameRegistry)
     # On the driver's node, which is never lost: a node that is must not take the names of all others with it.

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hmac
-import ipaddress
 import logging
 from collections.abc import Awaitable, Iterator, MutableMapping
 from typing import Annotated, Any, NamedTuple
@@ -23,6 +22,7 @@ from protocol.config import HttpConfig, Seconds, SecondsOrNone
 from protocol.ports import ActorHandle
 from protocol.serving.gateway_api import GatewayApi
 from protocol.serving.http import PROMETHEUS, HttpAnswer, HttpRequest, HttpStream, Refusal, Routes
+from real.hosts import is_loopback
 from real.http_metrics import HttpMetrics, Seen
 
 _SHORTEST_TOKEN = 16
@@ -289,14 +289,6 @@ def _whole(answer: HttpAnswer) -> web.Response:
     response = web.Response(status=answer.status, body=answer.body.encode(), headers=dict(answer.headers))
     response.headers["Content-Type"] = answer.content_type
     return response
-
-
-def is_loopback(host: str) -> bool:
-    """Whether an address is reachable from this machine alone. Of names only ``localhost`` is known to be."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 class HttpFront:

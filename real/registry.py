@@ -35,7 +35,8 @@ class RunConfig:
     ``registry``: Ray name of the registry of its processes. ``folder`` takes its evidence; ``started_ns`` is the
     driver's ``CLOCK_MONOTONIC`` at its start. ``nodes``: names of the nodes that it began with. ``clock_offsets_ns``:
     node name to how far its machine's clock is ahead of the driver's, where that is another machine;
-    ``clock_error_ns`` bounds the difference of any two that is left then.
+    ``clock_error_ns`` bounds the difference of any two that is left then. ``token`` is the run's secret: what the
+    fronts of engines ask of every call, where other machines reach them. Only the run's processes are given it.
     """
 
     run: str
@@ -47,6 +48,7 @@ class RunConfig:
     nodes: Named = ()
     clock_offsets_ns: tuple[tuple[str, int], ...] = ()
     clock_error_ns: int = 0
+    token: str = dataclasses.field(default="", repr=False)
 
     def clock_offset_ns(self, node: str) -> int:
         return dict(self.clock_offsets_ns).get(node, 0)

@@ -19,7 +19,9 @@ from protocol.ports import EngineOptions
 from real.emulated.children import Children, Part
 from real.emulated.pacer import Pacer
 from real.emulated.request_log import RequestLog
-from real.emulated.server import Server
+from real.emulated.server import Server, token_asked
+from real.hosts import is_loopback
+from real.options import Usage, token_in
 from sim.engine import SimEngine
 from sim.profiles import EngineProfile, ProfileError, load_profile
 
@@ -28,6 +30,13 @@ _BACKLOG = 2048  # as uvicorn's
 
 def main() -> None:
     arguments = _parse()
+    try:
+        token = token_in(arguments.token_file)
+        if not token and not is_loopback(arguments.host):
+            raise Usage(f"--host {arguments.host}: other machines reach it; give a --token-file, or use 127.0.0.1")
+    except Usage as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
     try:
         profile = load_profile(arguments.profile)
         options = EngineOptions(**json.loads(arguments.options)) if arguments.options else None
@@ -48,13 +57,14 @@ def main() -> None:
         listener.bind((arguments.host, arguments.port))
     except OSError as error:
         sys.exit(f"real.emulated: cannot bind {arguments.host}:{arguments.port} ({error.strerror})")
-    asyncio.run(_run(arguments, profile, options, listener, log))
+    asyncio.run(_run(arguments, profile, options, listener, log, token))
 
 
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m real.emulated", description=__doc__)
     parser.add_argument("--profile", required=True, help="a shipped engine profile, or the path of one")
-    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on; any but loopback needs a token")
+    parser.add_argument("--token-file", metavar="FILE", help="clients must bring its content as a bearer token")
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--name", default="engine-0", help="for logs")
     parser.add_argument("--startup-s", type=float, metavar="SECONDS", help="time to start (default: the profile's)")
@@ -73,7 +83,7 @@ def _parse() -> argparse.Namespace:
 
 async def _run(
     arguments: argparse.Namespace, profile: EngineProfile, options: EngineOptions | None, listener: socket.socket,
-    log: RequestLog | None,
+    log: RequestLog | None, token: str,
 ) -> None:  # fmt: skip
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(_crash)
@@ -84,6 +94,8 @@ async def _run(
     )  # fmt: skip
     wedges = Wedges(engine)
     app = Server(engine, pacer).app
+    if token:
+        app.middlewares.append(token_asked(token))
     if log is not None:
         app.middlewares.append(log.middleware())
     runner = web.AppRunner(app, access_log=None, handler_cancellation=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import datetime
+import hmac
 import json
 import time
 import uuid
@@ -229,6 +230,20 @@ def _status(result: AdminResult) -> web.Response:
     if result.status != 200:
         return _invalid(result.message)
     return web.json_response({"message": result.message, "status": "ok"})
+
+
+def token_asked(token: str) -> Any:
+    """A middleware: every route is for those who bring a token, as with SGLang's ``--api-key``."""
+    wanted = f"Bearer {token}".encode()
+
+    @web.middleware
+    async def asked(request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> Any:
+        given = request.headers.get("Authorization", "").encode("utf-8", "surrogateescape")
+        if not hmac.compare_digest(given, wanted):
+            return web.json_response({"error": "Unauthorized"}, status=401, headers={"WWW-Authenticate": "Bearer"})
+        return await handler(request)
+
+    return asked
 
 
 @web.middleware

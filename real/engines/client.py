@@ -43,16 +43,22 @@ _COMMENT = b": seatrial "
 
 
 class Sessions:
-    """The aiohttp session of one process, made when the first call needs it."""
+    """The aiohttp session of one process, made when the first call needs it.
 
-    def __init__(self) -> None:
+    Args:
+        token: the run's secret, which every call brings; empty: none.
+    """
+
+    def __init__(self, token: str = "") -> None:
+        self._headers = {headers.TOKEN: token} if token else {}
         self._session: aiohttp.ClientSession | None = None
 
     def get(self) -> aiohttp.ClientSession:
         if self._session is None:
             self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=0, force_close=True), auto_decompress=False, read_bufsize=1 << 20
-            )
+                connector=aiohttp.TCPConnector(limit=0, force_close=True), auto_decompress=False,
+                read_bufsize=1 << 20, headers=self._headers,
+            )  # fmt: skip
         return self._session
 
     async def close(self) -> None:

@@ -11,6 +11,7 @@ goes on, the request in it unread (on uvloop, which looks at timers first; seen)
 from __future__ import annotations
 
 import asyncio
+import hmac
 import logging
 import socket
 from collections.abc import Callable, Coroutine
@@ -26,6 +27,7 @@ from real.engines.posts import Posts
 from real.engines.served import Served
 from real.engines.traffic import Message, Traffic
 from real.evidence import ProcessLog
+from real.hosts import is_loopback
 
 _LOG = logging.getLogger(__name__)
 _BODY_BYTES = 256 << 20  # a prompt of a million tokens is 7 MB; anything near this is no request
@@ -44,6 +46,7 @@ class Front:
         became_ready: called when /ready first answers 200, before anybody hears of it.
         in_flight_changed: called with the number of generations in flight.
         tells_sampling: record how each call is sampled.
+        token: what every call must bring; empty: nothing, which is for loopback alone.
     """
 
     def __init__(
@@ -57,11 +60,13 @@ class Front:
         became_ready: Callable[[], None],
         in_flight_changed: Callable[[int], None],
         tells_sampling: bool = False,
+        token: str = "",
     ) -> None:
         self._log = log
         self._traffic = traffic
         self.served = served
         self._became_ready = became_ready
+        self._token = token.encode()
         self._engine = headers.process_text(log.actor, log.incarnation)
         self._tasks: set[asyncio.Task[Any]] = set()
         self._session = aiohttp.ClientSession(
@@ -101,8 +106,13 @@ class Front:
     async def listen(self, bound: socket.socket) -> None:
         """Accept callers from now on, on a socket that was bound before. Idempotent.
 
-        Raises OSError (EADDRINUSE): somebody else has listened there since.
+        Raises:
+            OSError: (EADDRINUSE) somebody else has listened there since.
+            ValueError: other machines reach the address, and no token is asked for.
         """
+        host = bound.getsockname()[0]
+        if not self._token and not is_loopback(host):
+            raise ValueError(f"the front of {self._engine} on {host}, which other machines reach, needs a token")
         if self._server is None:
             self._server = await asyncio.get_running_loop().create_server(self._web, sock=bound, backlog=_BACKLOG)
 
@@ -141,6 +151,9 @@ class Front:
         return web.BaseRequest(message, payload, protocol, writer, task, loop, client_max_size=_BODY_BYTES)
 
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        given = request.headers.get(headers.TOKEN, "").encode("utf-8", "surrogateescape")
+        if self._token and not hmac.compare_digest(given, self._token):
+            return _unwelcome()
         caller, caller_inc = headers.process_of(request.headers.get(headers.CALLER, ""))
         number = request.headers.get(headers.CALL, "")
         call = int(number) if number.isdigit() else 0
@@ -221,6 +234,13 @@ class Front:
         response.headers[headers.CAUSE] = headers.cause_text(self._log.latest)
         response.headers[headers.CLOCK] = str(self._log.lc)
         response.force_close()
+
+
+def _unwelcome() -> web.Response:
+    """Somebody who is not of the run: nothing is read, recorded or forwarded."""
+    response = web.Response(status=401, text=f"{headers.TOKEN} with the run's token is needed\n")
+    response.force_close()
+    return response
 
 
 async def _silence() -> None:

@@ -19,6 +19,8 @@ STREAM = "X-Seatrial-Stream"
 """``1`` where the answer is to be streamed."""
 ENGINE = "X-Seatrial-Engine"
 """``name/incarnation`` of the engine that answered: not that of the address, when its port was used again."""
+TOKEN = "X-Seatrial-Token"
+"""The run's secret, without which a front on an address that others reach forwards nothing."""
 HASHES = "X-Seatrial-Hashes"
 """JSON: weight version to weight hash, of the versions in this answer."""
 

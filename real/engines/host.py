@@ -33,6 +33,7 @@ from real.engines.weights import Weights, WeightsNotFound, read_weights
 from real.evidence import ProcessLog
 from real.faults.links import Links
 from real.faults.traffic import FaultyTraffic
+from real.hosts import is_loopback
 from real.nodes import own_node
 from real.registry import NAMESPACE, ProcessIdentity, RunConfig
 
@@ -176,7 +177,7 @@ class EngineHost:
         self._front = Front(
             log, port=self._private.port, served=Served(version, weight_hash), storage=storage, traffic=self._traffic(),
             became_ready=self._became_ready, in_flight_changed=self._note_in_flight,
-            tells_sampling=spec.options is not None,
+            tells_sampling=spec.options is not None, token="" if is_loopback(self._address) else run.token,
         )  # fmt: skip
         self._emit("engine.started", port=self._public.port, profile=spec.profile, version=version)
         name = self._identity.name
@@ -298,6 +299,6 @@ class EngineHost:
 
 
 def _own_address() -> str:
-    """Where to listen: on loopback while every node is on this machine."""
+    """Where to listen: on loopback while every node is on this machine. Elsewhere the front asks for a token."""
     addresses = {row["NodeManagerAddress"] for row in ray.nodes() if row["Alive"]}
     return "127.0.0.1" if len(addresses) < 2 else str(ray.util.get_node_ip_address())

@@ -71,7 +71,7 @@ class RealEngines:
         self._registry = registry
         self._spawner = spawner
         self._send_signal = send_signal
-        self._sessions = Sessions()
+        self._sessions = Sessions(run.token)
         self._traffic = traffic
 
     # ---- the port ----

@@ -12,10 +12,11 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+import aiohttp
 import pytest
 
 from protocol.training.checkpoint import MANIFEST, describe, encode_manifest
-from tests.real.emulated_process import Client, Emulated, emulated, quick_profile, talk
+from tests.real.emulated_process import ROOT, Client, Emulated, emulated, quick_profile, talk
 
 pytest.importorskip("aiohttp")
 
@@ -530,6 +531,34 @@ def test_its_children_die_with_it(profile: str) -> None:
         children = [engine.child("scheduler"), engine.child("detokenizer")]
         engine.process.kill()
         assert not any(is_alive(pid) for pid in children)
+
+
+# --- who is let in ---
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.1.2.3"])
+def test_an_address_that_others_reach_needs_a_token(host: str) -> None:
+    command = [sys.executable, "-m", "real.emulated", "--profile", "tiny-cpu", "--port", "1", "--host", host]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=30)
+    assert ended.returncode == 2 and ended.stdout == ""
+    said = f"error: --host {host}: other machines reach it; give a --token-file, or use 127.0.0.1\n"
+    assert ended.stderr == said
+
+
+def test_with_a_token_nobody_is_answered_without_it(profile: str, tmp_path: pathlib.Path) -> None:
+    (tmp_path / "token").write_text("a-token-of-some-length\n")
+
+    async def statuses(url: str) -> list[int]:
+        async with aiohttp.ClientSession() as session:
+            found = []
+            for given in (None, "Bearer another", "Bearer a-token-of-some-length"):
+                sent = {} if given is None else {"Authorization": given}
+                async with session.get(f"{url}/model_info", headers=sent) as answer:
+                    found.append(answer.status)
+            return found
+
+    with emulated(profile, "--host", "0.0.0.0", "--token-file", str(tmp_path / "token")) as engine:
+        assert asyncio.run(statuses(engine.url)) == [401, 401, 200]
 
 
 # --- cost ---

@@ -15,6 +15,8 @@ import aiohttp
 import pytest
 from aiohttp import web
 
+from real.engines import headers
+from real.engines.client import Sessions
 from real.engines.front import Front
 from real.engines.served import Served
 from real.engines.traffic import Fate, Message, Traffic
@@ -23,7 +25,9 @@ from tests.real.engine_world import until
 
 
 @contextlib.asynccontextmanager
-async def fronted(folder: pathlib.Path, answer: Any, traffic: Traffic) -> AsyncIterator[tuple[Front, str]]:
+async def fronted(
+    folder: pathlib.Path, answer: Any, traffic: Traffic, *, token: str = "", host: str = "127.0.0.1"
+) -> AsyncIterator[tuple[Front, str]]:
     """A front before an engine that answers every route by ``answer``, and the front's URL."""
     engine = web.Application()
     engine.router.add_route("*", "/{any:.*}", answer)
@@ -34,16 +38,17 @@ async def fronted(folder: pathlib.Path, answer: Any, traffic: Traffic) -> AsyncI
     log = ProcessLog(str(folder), "chat-0", 1, time.monotonic_ns())
     front = Front(
         log, port=port, served=Served("default", "x"), storage=str(folder), traffic=traffic,
-        became_ready=lambda: None, in_flight_changed=lambda count: None,
+        became_ready=lambda: None, in_flight_changed=lambda count: None, token=token,
     )  # fmt: skip
-    bound = socket.create_server(("127.0.0.1", 0))
-    await front.listen(bound)
+    bound = socket.create_server((host, 0))
     try:
+        await front.listen(bound)
         yield front, f"http://127.0.0.1:{bound.getsockname()[1]}"
     finally:
         front.seal()
         await front.close()
         await runner.cleanup()
+        bound.close()
         log.close()
 
 
@@ -85,6 +90,38 @@ def test_every_call_comes_to_the_engine_on_a_connection_of_its_own(tmp_path: pat
 
     asyncio.run(body())
     assert len(came_from) == len(set(came_from)) == 4
+
+
+def test_where_others_reach_it_only_who_brings_the_runs_token_is_let_in(tmp_path: pathlib.Path) -> None:
+    came: list[str] = []
+
+    async def answer(request: web.Request) -> web.Response:
+        came.append(request.path)
+        assert headers.TOKEN not in request.headers, "the engine is told no secrets"
+        return web.Response(text="{}", content_type="application/json")
+
+    async def asked(url: str, token: str) -> int:
+        sessions = Sessions(token)  # those of the run's own processes
+        try:
+            async with sessions.get().post(f"{url}/flush_cache", json={}) as reply:
+                await reply.read()
+                return reply.status
+        finally:
+            await sessions.close()
+
+    async def body() -> None:
+        token = "the-secret-of-this-run"
+        async with fronted(tmp_path, answer, Traffic(), token=token, host="0.0.0.0") as (_, url):
+            for wrong in ("", "another", token[:-1]):
+                assert await asked(url, wrong) == 401
+            before = sorted(path.read_text() for path in (tmp_path / "events").iterdir())
+            assert came == [] and before == [""], "nothing is forwarded, and nothing recorded"
+            assert await asked(url, token) == 200 and came == ["/flush_cache"]
+        with pytest.raises(ValueError, match=r"chat-0/1 on 0\.0\.0\.0, which other machines reach, needs a token"):
+            async with fronted(tmp_path, answer, Traffic(), host="0.0.0.0"):
+                pass
+
+    asyncio.run(body())
 
 
 def test_a_stream_that_is_held_up_does_not_hold_the_engine_up(tmp_path: pathlib.Path) -> None:

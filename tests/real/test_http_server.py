@@ -16,7 +16,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from protocol.errors import ConnectionLost
 from protocol.serving.http import PROMETHEUS, Handler, HttpAnswer, HttpRequest, HttpStream, Routes, json_answer
-from real.http_server import HttpServer, PortTaken, ServerSettings, is_loopback
+from real.hosts import is_loopback
+from real.http_server import HttpServer, PortTaken, ServerSettings
 
 TOKEN = "0123456789abcdef-token"
 PIECES = 3200
