@@ -193,24 +193,41 @@ class Caller:
     async def _receive_stream(self, passing: Passing, handle: RealHandle, refs: Any, stream: RealStream) -> None:
         answer = Reply("end", None, None, 0)
         mine = False
+        latest: asyncio.Task[None] | None = None  # the latest item that did not arrive at once
         try:
             async for ref in refs:
                 answer = await ref
                 mine = mine or stream.begin()
                 if answer.what != "value":
                     break
-                if not self._links.plain:
-                    await self._links.cross(passing, "reply")
-                if mine:
-                    stream.arrived(answer.value)
+                if self._links.plain and (latest is None or latest.done()):
+                    if mine:
+                        stream.arrived(answer.value)
+                else:
+                    # Each starts on its way when it comes: latency moves a stream, it does not stretch it.
+                    item = self._item_arrives(passing, latest, stream if mine else None, answer.value)
+                    latest = self.keep(item, name=f"item of {passing.method}")
         except RayError as failure:
             return self._answer(passing, stream, self._translated(handle, passing.method, failure))
         if not mine:
             return  # of two deliveries the other one answers
-        if not await self._reply_passes(passing):
+        passes = await self._reply_passes(passing)
+        if latest is not None:
+            await latest
+        if not passes:
             return await self._nothing_comes(passing, handle, stream)
         error = answer.value if answer.what == "error" else None
         self._answer(passing, stream, error, None, answer.cause, answer.lc)
+
+    async def _item_arrives(
+        self, passing: Passing, before: asyncio.Task[None] | None, stream: RealStream | None, value: Any
+    ) -> None:
+        """An item that meets what is in force: it arrives after the one ``before`` it, however fast it was."""
+        await self._links.cross(passing, "reply")
+        if before is not None:
+            await before
+        if stream is not None:
+            stream.arrived(value)
 
     def _answer(
         self,
