@@ -7,11 +7,13 @@ are over in a quarter of a second, before any replica has a second one to batch 
 size is a process of its own. Full evidence goes to a file (deleted afterwards), and the judge folds it live. The cost
 of a request is the processor time of the workload's phase, from the first request to the last answer, over the
 requests; putting the replicas up and taking them down is stated beside it, for it does not depend on them. Prints one
-line of JSON a size, and last the growth from the first size to the last. Exit code 1: a run did not pass.
+line of JSON a size, and last the growth from the first size to the last. Exit codes: 0, 1 where a run did not pass or
+did not end, 2 for bad usage.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import pathlib
 import resource
@@ -77,24 +79,36 @@ def measure(requests: int, replicas: int) -> dict[str, Any]:
     }
 
 
+def _counted(text: str) -> int:
+    """A whole number above 0. Raises ArgumentTypeError, which says what was written."""
+    if not text.isascii() or not text.isdigit() or not int(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number above 0")
+    return int(text)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m tests.bench.scale", description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument(
+        "requests", type=_counted, nargs="*", metavar="REQUESTS", default=list(SIZES),
+        help=f"sizes of the workload (default: {' '.join(map(str, SIZES))})",
+    )  # fmt: skip
+    parser.add_argument("--replicas", type=_counted, default=REPLICAS, metavar="N", help="(default: %(default)s)")
+    parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)  # the first size, in this process
+    return parser
+
+
 def main(arguments: list[str]) -> int:
-    one = arguments[:1] == ["--one"]
-    words = arguments[1:] if one else arguments
-    replicas = REPLICAS
-    if words[:1] == ["--replicas"] and len(words) > 1 and words[1].isdigit() and int(words[1]):
-        replicas, words = int(words[1]), words[2:]
-    if not all(size.isdigit() and int(size) for size in words):
-        print("usage: python -m tests.bench.scale [--replicas N] [REQUESTS ...]", file=sys.stderr)
-        return 2
-    sizes = [int(size) for size in words] or list(SIZES)
-    if one:
-        print(json.dumps(measure(sizes[0], replicas)))
+    """The command; returns its exit code. Bad usage raises SystemExit(2)."""
+    given = _parser().parse_args(arguments)
+    if given.one:
+        print(json.dumps(measure(given.requests[0], given.replicas)))
         return 0
     rows = []
-    for size in sizes:
-        command = [sys.executable, "-m", "tests.bench.scale", "--one", "--replicas", str(replicas), str(size)]
+    for size in given.requests:
+        command = [sys.executable, "-m", "tests.bench.scale", "--one", "--replicas", str(given.replicas), str(size)]
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
         if done.returncode:
+            print(f"{size} requests: the run ended with exit code {done.returncode}", file=sys.stderr)
             return 1
         line = done.stdout.splitlines()[-1]
         print(line, flush=True)
