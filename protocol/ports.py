@@ -273,7 +273,11 @@ class Engines(Protocol):
         ...
 
     async def terminate(self, name: str) -> None:
-        """SIGKILL the process if there is one, and free its port and resources. Silent when there is none."""
+        """SIGKILL the process if there is one, and free its port and resources. Silent when there is none.
+
+        Returns when it is obeyed or, on a node that is out of reach, when that is declared dead: until then the process
+        is alive and has its name (``alive``). Whoever has no such patience bounds the wait.
+        """
         ...
 
     def client(self, address: EngineAddress) -> EngineClient:

@@ -36,7 +36,7 @@ from real.engines import bodies, headers
 from real.engines.served import ending_of
 from real.engines.traffic import Message, Traffic
 from real.evidence import ProcessLog
-from real.http_call import AS_IT_IS, head_of, raw_url
+from real.http_call import AS_IT_IS, head_of, limits, raw_url
 
 _JSON = {"Content-Type": "application/json"}
 _COMMENT = b": seatrial "
@@ -261,10 +261,10 @@ class RealEngineClient:
         exchange = _Exchange(self, request.path, read_timeout_s)
         try:
             host, port = await self._destination(exchange, connect_timeout_s)
-            limits = aiohttp.ClientTimeout(total=None, sock_connect=connect_timeout_s, sock_read=read_timeout_s)
+            bounds = limits(connect_timeout_s=connect_timeout_s, sock_read_s=read_timeout_s)
             async with self._sessions.get().request(
                 request.method, raw_url(f"http://{host}:{port}", request), data=request.body or None,
-                headers=(*request.headers, *exchange.headers().items()), timeout=limits, **AS_IT_IS,
+                headers=(*request.headers, *exchange.headers().items()), timeout=bounds, **AS_IT_IS,
             ) as answer:  # fmt: skip
                 cause, lc = headers.cause_and_clock(answer.headers)
                 yield head_of(answer)
@@ -311,12 +311,12 @@ class RealEngineClient:
         read_timeout_s: float | None,
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         host, port = await self._destination(exchange, connect_timeout_s)
-        limits = aiohttp.ClientTimeout(total=None, sock_connect=connect_timeout_s, sock_read=read_timeout_s)
+        bounds = limits(connect_timeout_s=connect_timeout_s, sock_read_s=read_timeout_s)
         sent = {**exchange.headers(), **asked}
         if body is not None:
             sent |= _JSON
         async with self._sessions.get().request(
-            method, f"http://{host}:{port}{exchange.route}", data=body, headers=sent, timeout=limits
+            method, f"http://{host}:{port}{exchange.route}", data=body, headers=sent, timeout=bounds
         ) as answer:
             yield answer
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import pickle
 import signal as signals
 from collections.abc import Awaitable, Callable
@@ -121,8 +122,10 @@ class RealEngines:
                 return
             except (RayError, TimeoutError):
                 pass  # it is dead, or stopped: the kernel ends it, and the engine with it
+        with contextlib.suppress(RayError):  # its node is dead, and nobody waits for it any more
+            await self._send_signal(where, signals.SIGKILL)
+        # Only now: as long as nobody has reached it and its node is not declared dead, it lives and has its name.
         await self._report(name, incarnation, recorded=recorded)
-        await self._send_signal(where, signals.SIGKILL)
 
     def client(self, address: EngineAddress) -> RealEngineClient:
         return RealEngineClient(
