@@ -48,13 +48,15 @@ class BarrierView:
     One that cannot be completed, for a gate was restarted in it or the topology changed, is *sealing* again: the next
     prepare_pause begins another epoch.
 
-    ``fenced``: entrypoints that were taken out of it by name; their gates stay closed when it ends.
+    ``fenced``: entrypoints that were taken out of it by name; their gates stay closed when it ends. ``newest``: the
+    version that it cannot go back behind, -1 where none was ever installed.
     """
 
     epoch: int
     stage: str
     entrypoints: tuple[str, ...]
     fenced: tuple[str, ...] = ()
+    newest: int = -1
 
 
 class Barrier:
@@ -64,10 +66,12 @@ class Barrier:
         epoch: of every gate in it.
         members: the entrypoints.
         topology: name of each to the backend that served it when the barrier began.
+        newest: the newest version that a gate had installed by then, -1 without any.
     """
 
-    def __init__(self, epoch: int, members: tuple[Member, ...], topology: Topology) -> None:
+    def __init__(self, epoch: int, members: tuple[Member, ...], topology: Topology, newest: int = -1) -> None:
         self.epoch = epoch
+        self.newest = newest
         self.members = members
         self.topology = topology
         self.stage: Stage = "sealing"
@@ -82,7 +86,7 @@ class Barrier:
     def view(self) -> BarrierView:
         """As it is now, for others."""
         stage = "sealing" if self.changed or self.rebuilt else self.stage
-        return BarrierView(self.epoch, stage, tuple(self.topology), tuple(self.fenced))
+        return BarrierView(self.epoch, stage, tuple(self.topology), tuple(self.fenced), self.newest)
 
     @property
     def going_on(self) -> tuple[Member, ...]:
@@ -301,6 +305,13 @@ async def everywhere(stage: str, parts: tuple[Any, ...], one: Callable[[Any], Aw
         stage=stage,
         failed=len(failures),
     )
+
+
+def refuse_older(model_step: int, newest: int) -> None:
+    """Versions of a gate never go back (G-I5). Raises BarrierError, *not done*."""
+    if model_step < newest:
+        text = f"version {model_step} is older than {newest}, which is installed: publish a newer one"
+        raise BarrierError(text, outcome=Outcome.NOT_DONE)
 
 
 def nobody(error: BaseException | None) -> bool:

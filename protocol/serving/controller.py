@@ -19,6 +19,9 @@ the version installed and a backend that goes on, and the same call again comple
 With ``fence`` an entrypoint that is not routed to, or that the update did not get into, is taken out of the barrier by
 name: its gate stays closed and nobody is routed to it, while the others go on. It rejoins when its backend serves the
 published version, which a recovery loads, or else with the next publication.
+
+Versions never go back: one that is older than what a gate has installed is refused before anything is sealed for it, or
+before anything is installed where the barrier is drained already. A newer one goes on from there.
 """
 
 from __future__ import annotations
@@ -33,7 +36,16 @@ from protocol.errors import BarrierError, GatePoisoned, Outcome, SeatrialError
 from protocol.messages import EngineAddress
 from protocol.ports import ActorHandle, backend
 from protocol.serving.admin import AdminResult, reported_weights
-from protocol.serving.barrier import Barrier, BarrierView, Member, Stages, Topology, loop_time, nobody
+from protocol.serving.barrier import (
+    Barrier,
+    BarrierView,
+    Member,
+    Stages,
+    Topology,
+    loop_time,
+    nobody,
+    refuse_older,
+)
 from protocol.serving.gate import GateSnapshot
 from protocol.serving.peer import PEER_LOST, Peer
 
@@ -66,6 +78,8 @@ class RolloutController(Stages):
         self._prober = None if prober is None else Peer(prober, config.call_timeout_s)
         self._router = None if router is None else Peer(router, config.call_timeout_s)
         self._busy = False
+        self._newest = -1
+        """The newest version that any gate was ever seen to have, or was given from here."""
         self._fenced: dict[str, tuple[int, int]] = {}
         """Entrypoints out of service since the last publication: its epoch and version."""
         self._held_until = 0.0
@@ -136,22 +150,24 @@ class RolloutController(Stages):
 
     # --- the barrier ---
 
-    async def prepare_pause(self, timeout_s: float | None = None) -> BarrierView:
+    async def prepare_pause(self, timeout_s: float | None = None, model_step: int | None = None) -> BarrierView:
         """Seal and drain every gate, so that weights may change. One deadline for all of it.
+
+        ``model_step``: the version that will be published, so that an older one is refused before anything is sealed.
 
         Again after a failure it goes on with the same barrier, where nothing was poisoned and no gate was reopened. It
         begins another epoch where a gate was restarted after the drain, or the topology has changed.
 
         Raises:
             GatePoisoned: *not done*; there will be no publication until the process of that gate is rebuilt.
-            BarrierError: *not done* when a barrier is past this stage, or the fleet is not one of entrypoints; else
-                *unknown*. The barrier stays.
+            BarrierError: *not done* when a barrier is past this stage, the version is older than an installed one, or
+                the fleet is not one of entrypoints; else *unknown*. The barrier stays.
         """
         with self._alone("prepare_pause"):
             deadline = self._deadline(timeout_s, self._config.prepare_timeout_s)
-            async with self._rejoin_lock:
+            async with self._rejoin_lock:  # none rejoins from here on
+                barrier = await self._at_hand(deadline, model_step)
                 self._fenced = {}  # they are sealed with all others now
-            barrier = await self._at_hand(deadline)
             await self._gates(barrier.members, "sealed", "seal", deadline, lambda _: (barrier.epoch,))
             await self._quiet(barrier.members, deadline)
             barrier.rebuilt = ""  # sealed; one that is restarted from here on is not, and does not pass as drained
@@ -210,7 +226,8 @@ class RolloutController(Stages):
         Again with the same version after a failure it completes what is missing.
 
         Raises:
-            BarrierError: *not done*: no drained barrier, another topology, or a backend that serves something else.
+            BarrierError: *not done*: no drained barrier, another topology, a version that is older than an installed
+                one, or a backend that serves something else.
                 *Unknown*: a stage failed or the time was up. The barrier stays.
             GatePoisoned: *not done* on that gate. The barrier stays.
         """
@@ -221,6 +238,7 @@ class RolloutController(Stages):
             if barrier.rebuilt:
                 text = f"{barrier.rebuilt} was restarted in the barrier of epoch {barrier.epoch}: prepare another one"
                 raise BarrierError(text, outcome=Outcome.NOT_DONE)
+            self._refuse_older(model_step, barrier.newest)
             deadline = self._deadline(timeout_s, self._config.resume_timeout_s)
             try:
                 await self._keep_hold(deadline - loop_time())
@@ -230,6 +248,7 @@ class RolloutController(Stages):
             await self._check_topology(barrier)
             await self._check_served(barrier.active, str(model_step), deadline)
             barrier.stage = "resuming"
+            self._newest = barrier.newest = max(self._newest, model_step)
             gates = barrier.going_on
             await self._gates(gates, "installed", "install_version", deadline, lambda _: (barrier.epoch, model_step))
             await self._post(barrier.active, "continued", "/continue_generation", {}, deadline)
@@ -262,27 +281,30 @@ class RolloutController(Stages):
 
     # --- freezing, fencing, rejoining ---
 
-    async def _at_hand(self, deadline: float) -> Barrier:
+    async def _at_hand(self, deadline: float, model_step: int | None) -> Barrier:
         """The barrier to seal: a new one, or the one that exists, where that can still be completed."""
         barrier = self._barrier
         if barrier is None:
-            return await self._freeze(deadline)
+            return await self._freeze(deadline, model_step)
+        self._refuse_older(model_step, barrier.newest)
         if barrier.stage != "sealing" and not (barrier.changed or barrier.rebuilt):
             raise BarrierError(
                 f"the barrier of epoch {barrier.epoch} is {barrier.stage}: complete it with resume_requests",
                 outcome=Outcome.NOT_DONE,
             )
         if barrier.stage != "sealing" or self._differ(barrier, await self._topology()):
-            return await self._freeze(deadline, barrier.epoch)
+            return await self._freeze(deadline, model_step, barrier.epoch)
         await self._keep_hold(deadline - loop_time())
         return barrier
 
-    async def _freeze(self, deadline: float, above: int = 0) -> Barrier:
+    async def _freeze(self, deadline: float, model_step: int | None, above: int = 0) -> Barrier:
         """Begin a barrier. ``above``: epoch of the one whose place it takes."""
         topology = await self._topology()
         # What gates are at is asked, never assumed: a barrier before this process may have left some open, some not.
         snapshots = await self._snapshots(tuple(self._members.values()), deadline)
         self._refuse_poisoned(snapshots)
+        self._newest = max(self._newest, *(snapshot.model_step for snapshot in snapshots.values()))
+        self._refuse_older(model_step, self._newest)
         members = tuple(self._members.values())
         latest = max(above, *(snapshot.epoch for snapshot in snapshots.values()))
         # Never sealed, while others were: it was restarted, perhaps before this process was.
@@ -299,7 +321,7 @@ class RolloutController(Stages):
                 if self._barrier is None:
                     await self._release()
                 raise
-        self._barrier = barrier = Barrier(epoch, members, topology)
+        self._barrier = barrier = Barrier(epoch, members, topology, self._newest)
         self._emit("frozen", f"{len(members)} entrypoints")
         for name, why in out:
             self._take_out(barrier, name, why)
@@ -347,6 +369,10 @@ class RolloutController(Stages):
             return  # the next look tries again; everything asked of a gate is idempotent
         self._fenced.pop(member.name, None)
         backend().emit("controller.fenced", epoch=epoch, replica=member.name, what="rejoined", why="")
+
+    def _refuse_older(self, model_step: int | None, newest: int) -> None:
+        if model_step is not None:
+            refuse_older(model_step, newest)
 
     def _refuse_poisoned(self, snapshots: dict[str, GateSnapshot]) -> None:
         poisoned = [f"{name}: {snapshot.failures[0]}" for name, snapshot in snapshots.items() if snapshot.failures]

@@ -20,7 +20,7 @@ from protocol.errors import BarrierError, HttpError, NetworkError, Outcome, Seat
 from protocol.messages import EngineAddress, ExportManifest, WeightUpdate
 from protocol.ports import ActorHandle, EngineClient, backend
 from protocol.serving.admin import post_update_weights, reported_weights
-from protocol.serving.barrier import BarrierView, everywhere
+from protocol.serving.barrier import BarrierView, everywhere, refuse_older
 from protocol.training.checkpoint import load_manifest
 from protocol.training.weight_sync import WeightSync
 
@@ -52,6 +52,8 @@ class WeightPublisher:
         self._sync = sync
         self._flush = flush
         self._fence = fence
+        self._newest = -1
+        """The newest version that gates may have from here."""
         self._exported: dict[int, str] = {}
         self._loaded: dict[tuple[str, int], str] = {}
         """Path of the export that a backend was last seen to serve; a label alone says nothing of the weights."""
@@ -64,17 +66,23 @@ class WeightPublisher:
 
         Raises:
             GatePoisoned: *not done*, and no publication will be.
-            BarrierError, StorageError: the barrier stays; nothing is open that serves another version.
+            BarrierError, StorageError: the barrier stays; nothing is open that serves another version. *Not done* for
+                a version that is older than an installed one: nothing has changed, and a newer one may be published.
         """
         async with self._one_at_a_time:
+            # Before anything: an older export would be what the next recovery loads.
+            refuse_older(model_step, self._newest)
             path = await self._export(model_step)
             manifest = await load_manifest(backend().storage, path)
             barrier: BarrierView | None = await self._controller.barrier()
+            if barrier is not None:
+                refuse_older(model_step, barrier.newest)
             if barrier is None or barrier.stage == "sealing":
-                await self._controller.prepare_pause()
+                await self._controller.prepare_pause(model_step=model_step)
             if barrier is None or barrier.stage != "resuming":
                 # Once the reopening has begun, gates may be open: weights are in everywhere, and stay what they are.
                 await self._update(path, manifest)
+            self._newest = max(self._newest, model_step)
             await self._controller.resume_requests(model_step)
 
     async def _export(self, model_step: int) -> str:

@@ -99,6 +99,20 @@ BARRIER_SCENARIOS: dict[str, str] = {
         service="      components: {publisher: 'tests.mutants.barriers:PausesAtOnce'}\n",
         output="uniform: {low: 30, high: 48}",
     ),
+    "older_after_newer": _scenario(
+        "older_after_newer",
+        "A version is published that is older than the one before it, by one who does not remember; then a newer one.",
+        steps="""
+- {at_s: 0.4, do: publish, with: {model_step: 2}}
+- {at_s: 2.0, do: publish, with: {model_step: 1}}
+- {at_s: 3.0, do: publish, with: {model_step: 3, attempts: 5, retry_s: 1}}
+""",
+        acceptance="\n- occurs: {event: publication.ended, where: {outcome: done}, at_least: 3}\n"
+        "- occurs: {event: publication.ended, where: {model_step: 1, outcome: not_done, error: BarrierError}, "
+        "at_least: 1}\n",
+        service="      components: {publisher: 'tests.mutants.barriers:ForgetsWhatItPublished'}\n",
+        agents="sessions: 16, turns: 10, think_s: 0.4",
+    ),
     "lost_grants": _scenario(
         "lost_grants",
         "Answers of a gate that granted leases are lost.",

@@ -21,6 +21,14 @@ from tests.mutants.registry import Mutant
 # --- situations ---
 
 
+class ForgetsWhatItPublished(WeightPublisher):
+    """Does not remember what it has published, as one that was restarted in between."""
+
+    async def publish(self, model_step: int) -> None:
+        self._newest = -1
+        await super().publish(model_step)
+
+
 class PausesAtOnce(WeightPublisher):
     """Asks for a native pause just before it first publishes a version, and does not wait until that is through."""
 
@@ -97,6 +105,13 @@ class RetiresAlone(SessionAffinityRouter):
         return None
 
 
+class TakesAnyVersion(RolloutController):
+    """Seals, and has the weights changed, for a version that is older than the installed one, which no gate takes."""
+
+    def _refuse_older(self, model_step: int | None, newest: int) -> None:
+        pass
+
+
 class AsksOnce(Entrypoint):
     """Asks its gate once, for as long as a turn may wait; an answer that is lost is a lease that is nobody's."""
 
@@ -125,6 +140,7 @@ BARRIER_MUTANTS = (
     _controller(
         "health released before the reopening", "C-9", ReleasesEarly, "hold_runs_out", "health_holds_in_a_barrier"
     ),
+    _controller("older version is not refused", "G-I5", TakesAnyVersion, "older_after_newer", "every_wait_ends"),
     _controller("native pause beside a barrier", "C-8, C-I5", LooksOnceAndPauses, "pause_beside", "one_barrier"),
     Mutant(
         "retired turns sent late", "A-I2", "affinity", SessionAffinityRouter, RetiresAlone, "late_turns",

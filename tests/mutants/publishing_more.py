@@ -211,9 +211,9 @@ class OneLane(RequestGate):
 class DropsItsBarrier(RolloutController):
     """Forgets the barrier when its preparation fails."""
 
-    async def prepare_pause(self, timeout_s: float | None = None) -> BarrierView:
+    async def prepare_pause(self, timeout_s: float | None = None, model_step: int | None = None) -> BarrierView:
         try:
-            return await super().prepare_pause(timeout_s)
+            return await super().prepare_pause(timeout_s, model_step)
         except SeatrialError:
             self._barrier = None
             raise

@@ -18,10 +18,12 @@ from protocol.errors import (
     ReadTimeout,
 )
 from protocol.serving.barrier import Member
+from protocol.serving.controller import RolloutController
 from protocol.serving.entrypoint import TurnResult
 from protocol.serving.gate import RequestGate
+from protocol.training.publication import WeightPublisher
 from tests.protocol.fake import FakeBackend, run
-from tests.protocol.serving.world import ADMIN, Fleet, fleet_of, raised
+from tests.protocol.serving.world import ADMIN, CONTROLLER, Fleet, fleet_of, raised
 
 
 def whats(world: FakeBackend) -> list[str]:
@@ -359,6 +361,70 @@ def test_publishing_again_goes_on_where_it_was() -> None:
         await fleet.publisher.publish(1)
         assert all(s.open and s.model_step == 1 for s in await fleet.snapshots())
         assert fleet.posts("/update_weights_from_disk") == [2, 2]  # of each version once
+
+    run(body)
+
+
+# --- versions never go back ---
+
+
+def refused_as_older(error: BaseException) -> bool:
+    return isinstance(error, BarrierError) and error.outcome is Outcome.NOT_DONE and "is older than 2" in error.message
+
+
+@pytest.mark.parametrize("restarted", ["nobody", "publisher", "controller and publisher"])
+def test_an_older_version_is_refused_before_anything_is_done_for_it_and_a_newer_one_passes(restarted: str) -> None:
+    async def body(world: FakeBackend) -> None:
+        fleet: Fleet = await (await fleet_of(world, 2)).opened(2)
+        controller, publisher = fleet.controller, fleet.publisher
+        if "controller" in restarted:
+            members = tuple(fleet.controller.target._members.values())
+            controller = await world.spawn(
+                RolloutController, CONTROLLER, ADMIN, members, fleet.gateway, fleet.prober, name="controller-2"
+            )  # fmt: skip
+        if "publisher" in restarted:
+            publisher = await world.spawn(WeightPublisher, ADMIN, controller, fleet.exporter, name="publisher-2")
+        before = (await fleet.snapshots(), fleet.posts("/update_weights_from_disk"))
+        exported = len(world.of("export.published"))
+        for _ in range(2):
+            assert refused_as_older(await raised(publisher.publish(1)))
+        assert (await fleet.snapshots(), fleet.posts("/update_weights_from_disk")) == before, "nothing was even sealed"
+        assert await controller.barrier() is None and (await fleet.turn("a")).model_step == 2
+        if restarted == "nobody":
+            assert len(world.of("export.published")) == exported, "the next recovery would load it"
+        await publisher.publish(2)
+        await publisher.publish(3)
+        assert all(s.open and s.model_step == 3 for s in await fleet.snapshots())
+
+    run(body)
+
+
+def test_an_older_version_in_a_barrier_is_refused_and_the_barrier_goes_on_with_a_newer_one() -> None:
+    async def body(world: FakeBackend) -> None:
+        fleet: Fleet = await (await fleet_of(world, 2)).opened(2)
+        fleet.engines[1].post_script = [None, *[ConnectTimeout("x") for _ in range(5)]]
+        assert "updated: 1 of 2" in str(await raised(fleet.publisher.publish(3)))  # the barrier is drained, and stays
+        updates = fleet.posts("/update_weights_from_disk")
+        assert refused_as_older(await raised(fleet.publisher.publish(1)))
+        again = await world.spawn(WeightPublisher, ADMIN, fleet.controller, fleet.exporter, name="publisher-2")
+        assert refused_as_older(await raised(again.publish(1)))
+        assert refused_as_older(await raised(fleet.controller.resume_requests(1)))
+        assert fleet.posts("/update_weights_from_disk") == updates, "the weights of version 1 are nowhere"
+        view = await fleet.controller.barrier()
+        assert view is not None and (view.stage, view.newest) == ("drained", 2)
+        await fleet.publisher.publish(4)
+        assert all(s.open and s.model_step == 4 for s in await fleet.snapshots())
+
+    run(body)
+
+
+def test_a_refused_version_leaves_the_fenced_to_rejoin() -> None:
+    async def body(world: FakeBackend) -> None:
+        fleet = await fleet_of(world, 2, controller=FENCING)
+        await fleet.opened(2)
+        fleet.controller.target._fenced = {"e-1": (1, 2)}
+        assert refused_as_older(await raised(fleet.controller.prepare_pause(model_step=1)))
+        assert fleet.controller.target._fenced == {"e-1": (1, 2)}
 
     run(body)
 
