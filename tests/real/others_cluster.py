@@ -21,7 +21,7 @@ import sys
 from ray.cluster_utils import Cluster
 args = {"num_cpus": 16, "num_gpus": 1, "include_dashboard": False, "object_store_memory": 80 << 20}
 cluster = Cluster(initialize_head=True, head_node_args=args)
-cluster.add_node(**args)
+cluster.add_node(**args, **({"node_ip_address": sys.argv[1]} if sys.argv[1:] else {}))
 print(cluster.address, flush=True)
 sys.stdin.read()
 cluster.shutdown()
@@ -64,15 +64,15 @@ def first_line(process: subprocess.Popen[str], within_s: float) -> str:
 
 
 @contextlib.contextmanager
-def cluster_of_others() -> Iterator[OthersCluster]:
-    """Start one; who uses it needs ``RAY_AUTH_MODE=disabled``."""
+def cluster_of_others(*, second: str = "") -> Iterator[OthersCluster]:
+    """Start one; who uses it needs ``RAY_AUTH_MODE=disabled``. ``second``: an address of its second node's own."""
     with tempfile.TemporaryDirectory(prefix="other") as folder, tempfile.TemporaryDirectory(prefix="node") as temporary:
         os.mkdir(os.path.join(folder, "ray"))
         # Nothing of a run's: an operator has another temporary folder than whoever comes by.
         variables = {**os.environ, **environment(), "RAY_TMPDIR": folder, "TMPDIR": temporary}
         holder = subprocess.Popen(
-            [sys.executable, "-c", _NODES], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=variables,
-            cwd=ROOT, start_new_session=True,
+            [sys.executable, "-c", _NODES, *([second] if second else [])], stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE, text=True, env=variables, cwd=ROOT, start_new_session=True,
         )  # fmt: skip
         try:
             yield OthersCluster(first_line(holder, 120).strip(), pathlib.Path(temporary), pathlib.Path(folder))

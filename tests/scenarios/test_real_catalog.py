@@ -1,6 +1,6 @@
 """Every catalog scenario on emulated engines: planned from the same file, or refused with exactly this reason.
 
-Nothing is started: a preflight only looks. The machine is one of 16 GB.
+Nothing is started: a preflight only looks. The machine is one of 32 GB.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ PLANNED = sorted(path.stem for path in catalog() if path.stem not in REFUSED)
 
 
 @pytest.fixture(autouse=True)
-def sixteen_gb(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(real_preflight, "_available_mb", lambda: 16_000.0)
+def thirty_two_gb(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(real_preflight, "_available_mb", lambda: 32_000.0)
     monkeypatch.setattr(real_preflight, "visible_gpus", list)
 
 
