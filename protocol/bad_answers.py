@@ -18,10 +18,14 @@ Pieces = AsyncGenerator[HttpHead | bytes, None]
 
 Bad = Literal[
     "not_json", "not_object", "error_object", "error_event", "truncated", "no_end", "cut_event", "no_finish",
-    "server_error", "refused_while_generating",
+    "server_error", "refused_while_generating", "throttled_while_generating",
 ]  # fmt: skip
 BAD: Final[tuple[str, ...]] = get_args(Bad)
 
+_REFUSALS: Final = {
+    "refused_while_generating": (400, "session is occupied"),
+    "throttled_while_generating": (429, "too many requests"),
+}
 _PAGE = b"<html><body>504 Gateway Time-out</body></html>"
 
 
@@ -40,7 +44,8 @@ def distorted(what: str, path: str, content_type: str, body: bytes) -> BadAnswer
     not_json, not_object: 2xx with something else. error_object: 2xx with an error. error_event: a stream that ends in
     an error. truncated: the connection breaks in mid-body. no_end: a stream without its last event. cut_event: one that
     ends inside an event. no_finish: one that never says why it ended. server_error: 500 with a page. (For
-    refused_while_generating there is no answer to distort: see :func:`refusal`.)
+    refused_while_generating, 400, and throttled_while_generating, 429, there is no answer to distort: see
+    :func:`refusal`.)
     """
     streamed = content_type.startswith("text/event-stream")
     if what == "not_json":
@@ -70,9 +75,10 @@ def distorted(what: str, path: str, content_type: str, body: bytes) -> BadAnswer
     return BadAnswer(200, content_type, body[: len(body) // 2], breaks=True)
 
 
-def refusal(path: str) -> BadAnswer:
-    """A 400 that is no refusal: the engine generates all the same."""
-    return BadAnswer(400, "application/json", json.dumps(_error(path, "session is occupied")).encode())
+def refusal(path: str, what: str = "refused_while_generating") -> BadAnswer:
+    """A 4xx that is no refusal: the engine generates all the same."""
+    status, text = _REFUSALS[what]
+    return BadAnswer(status, "application/json", json.dumps(_error(path, text)).encode())
 
 
 def _error(path: str, text: str = "worker lost") -> dict[str, object]:
@@ -104,10 +110,10 @@ async def bad(pieces: Pieces, what: str, path: str) -> Pieces:
     Raises:
         ConnectionLost: *unknown*, after the pieces, where the bad answer is one that breaks off.
     """
-    if what == "refused_while_generating":
+    if what in _REFUSALS:
         # The connection behind the one that answers stays open, so that the engine goes on.
         asyncio.get_running_loop().create_task(_to_the_end(pieces), name=f"unheard {path}")
-        for piece in _given(refusal(path)):
+        for piece in _given(refusal(path, what)):
             yield piece
         return
     async with contextlib.aclosing(pieces):

@@ -37,6 +37,7 @@ from analysis.checks.publishing import (
     NoUpdateUnderLease,
     OneDeadline,
     PoisonedGateAdmitsNothing,
+    PublishedIsServed,
     TurnOfOneVersion,
 )
 from analysis.checks.references import NoReferenceLeft, ReferenceFreedOnce
@@ -116,6 +117,7 @@ INVARIANTS: tuple[type[Check], ...] = (
     NoUpdateUnderLease,
     PoisonedGateAdmitsNothing,
     PublicationOrder,
+    PublishedIsServed,
     OneDeadline,
     OneBackendASession,
     RouterEmptyAtTheEnd,

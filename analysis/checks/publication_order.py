@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from analysis.checks.base import Check, Handler
 from analysis.checks.ledger import Ledger
-from analysis.checks.publishing_views import CONTINUE, GENERATIONS, UPDATES, Fleet, GateCalls, Place, may_be_of_a_gate
+from analysis.checks.publishing_views import (
+    CONTINUE,
+    GENERATIONS,
+    PAUSE,
+    UPDATES,
+    Fleet,
+    GateCalls,
+    Place,
+    may_be_of_a_gate,
+)
 from protocol.evidence import Event
 
 
@@ -27,6 +36,8 @@ class _Cycle:
         """The publisher had the controller take out those that the update did not get into, whoever they are."""
         self.left_out: dict[str, Event] = {}
         """Gates without an installation when others went on: to what. They must stay as they are in this call."""
+        self.pausing: dict[str, Event] = {}
+        """Replicas that the controller had asked to pause since they were sealed, as far as that is certain."""
 
 
 class PublicationOrder(Check):
@@ -37,9 +48,11 @@ class PublicationOrder(Check):
     sent no update may be, or whose replica has died; and, after the publisher had the controller take out those that
     the update did not get into, one of which that is seen: a call of its update, or of whoever asked it what it serves,
     failed, or it serves something else than the others. Else the sets of prepare and resume differ (C-I2). The gates
-    that are opened are over replicas that serve one version, and none of these is paused (G-I6, W-I1).
+    that are opened are over replicas that serve one version, and none of these is paused (G-I6, W-I1). A replica that
+    the controller asked to pause has paused before it is sent an update: else the pause of that one has failed (C-13).
 
-    Kills: one forgotten at the resumption (C-I2), and one fenced into which the update had got.
+    Kills: one forgotten at the resumption (C-I2), one fenced into which the update had got, one that did not pause and
+    was updated (C-13), one that went on before a version was installed everywhere (C-3).
     """
 
     name = "publication_order"
@@ -54,6 +67,7 @@ class PublicationOrder(Check):
         self._cycles: dict[str, _Cycle] = {}
         self._resuming: dict[int, _Cycle] = {}
         self._asked: dict[int, tuple[_Cycle, str]] = {}  # call of a publisher to a replica -> its gate
+        self._pausing: dict[int, tuple[_Cycle, str]] = {}  # call that asks a replica to pause
         self._weights: dict[str, Event] = {}  # replica -> what it serves
         self._paused: dict[str, Event] = {}
 
@@ -89,6 +103,7 @@ class PublicationOrder(Check):
         cycle = None if place is None else self._cycles.get(place.service)
         if place is not None and cycle is not None:
             cycle.updated.pop(place.gate, None)
+            cycle.pausing.pop(place.replica, None)
 
     def _on_sent(self, event: Event) -> None:
         place = self._calls.sent(event)
@@ -99,6 +114,8 @@ class PublicationOrder(Check):
                 return
             if method in UPDATES or method == CONTINUE:
                 self._on_backend(event, method)
+            elif method == PAUSE:
+                self._on_pause(event)
             elif method in ("prepare_pause", "targets", "fence", "resume_requests"):
                 self._on_controller(event, method)
             if self._cycles:
@@ -112,6 +129,7 @@ class PublicationOrder(Check):
                 for stage in cycle.at.values():
                     stage.pop(place.gate, None)  # it is prepared again, and all that comes after it is to be done again
                 cycle.installs.pop(place.gate, None)
+                cycle.pausing.pop(place.replica, None)
         elif cycle is not None:
             if method == "install_version":
                 self._after(event, place, cycle, "drain")
@@ -132,8 +150,22 @@ class PublicationOrder(Check):
             cycle.updated[place.gate] = None
             cycle.publishers[event.actor] = None
             self._after(event, place, cycle, "drain")
+            asked = cycle.pausing.get(place.replica)
+            if asked is not None and place.replica not in self._paused:
+                self.violation(
+                    f"{event.actor} sent an update to {place.replica}, which was asked to pause and has not",
+                    asked.seq,
+                    event.seq,
+                )
         else:
             self._installed(event, place, cycle)
+
+    def _on_pause(self, event: Event) -> None:
+        place = self._fleet.by_replica.get(event.data["target"])
+        cycle = None if place is None else self._cycles.get(place.service)
+        if place is not None and cycle is not None and event.actor in self._fleet.controllers:
+            cycle.pausing[place.replica] = event
+            self._pausing[event.data["call"]] = (cycle, place.replica)
 
     def _on_controller(self, event: Event, method: str) -> None:
         deployed = self._fleet.controllers.get(event.data["target"])
@@ -165,6 +197,10 @@ class PublicationOrder(Check):
         if self._asked and (asked := self._asked.pop(event.data["call"], None)) is not None:
             if event.data["outcome"] != "done":
                 asked[0].failed[asked[1]] = None
+            return
+        if self._pausing and (paused := self._pausing.pop(event.data["call"], None)) is not None:
+            if event.data["outcome"] == "unknown":
+                paused[0].pausing.pop(paused[1], None)  # what became of it, another question tells
             return
         if self._resuming and (resumed := self._resuming.pop(event.data["call"], None)) is not None:
             resumed.left_out = {}

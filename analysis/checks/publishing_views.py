@@ -10,6 +10,7 @@ UPDATES = frozenset(f"/update_weights_from_{source}" for source in ("disk", "ten
 """Routes that change weights."""
 GENERATIONS = frozenset(("/generate", "/v1/chat/completions", "/v1/messages"))
 """Routes of turns: an entrypoint's and those of a session server."""
+PAUSE = "/pause_generation"
 CONTINUE = "/continue_generation"
 _NOT_OF_GATES = frozenset(("handle", "generate", "retire_route_sessions", "retire_sessions"))
 

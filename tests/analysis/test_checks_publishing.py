@@ -8,7 +8,7 @@ import pytest
 
 from tests.analysis.history import History
 
-UPDATE, CONTINUE = "/update_weights_from_disk", "/continue_generation"
+UPDATE, CONTINUE, PAUSE = "/update_weights_from_disk", "/continue_generation", "/pause_generation"
 
 
 class Published(History):
@@ -573,3 +573,66 @@ def test_a_turn_that_was_given_up_and_its_session_retired() -> None:
             sent = h("call.sent", at="entrypoint-s-0/0", **call)
         h.accepted("r1", at="s-0/0", cause=sent)
         assert h.end().judged("one_backend_a_session").result == expected
+
+
+@pytest.mark.parametrize(
+    ("pause", "effect", "expected"),
+    [
+        ("", False, "pass"),  # a controller that pauses nobody: gates are drained
+        ("done", True, "pass"),
+        ("not_done", False, "fail"),
+        ("done", False, "fail"),
+        ("unknown", False, "pass"),  # not judged: it may have had its effect, and its answer was lost
+        ("unknown, again in vain", False, "fail"),
+        ("not_done, sealed again", False, "pass"),
+        ("not_done, died", False, "pass"),  # its successor is given its weights before it serves anybody
+    ],
+)
+def test_what_did_not_pause_is_not_updated(pause: str, effect: bool, expected: str) -> None:
+    h = Published()
+    h.cycle("seal", "drain")
+    if pause:
+        h.call("s-1", PAUSE, outcome=pause.partition(",")[0])
+    if effect:
+        h("engine.paused", at="s-1/0", mode="abort")
+    if pause.endswith("again in vain"):
+        h.call("s-1", PAUSE, outcome="not_done")
+    if pause.endswith("sealed again"):
+        h.cycle("seal", "drain")
+    if pause.endswith("died"):
+        h("actor.died", at="s-1/0", reason="killed")
+        h("engine.started", at="s-1/1")
+    h.call("s-1", UPDATE, at="admin/0", target_inc=int(pause.endswith("died")))
+    row = h.end().judged("publication_order")
+    assert row.result == expected
+    if expected == "fail":
+        assert "was asked to pause and has not" in row.explain and len(row.witness) == 2
+
+
+def test_a_pause_that_somebody_else_asks_for_is_no_stage_of_a_publication() -> None:
+    h = Published()
+    h.cycle("seal", "drain")
+    h.call("s-1", PAUSE, outcome="not_done", at="admin/0")
+    h.call("s-1", UPDATE, at="admin/0")
+    assert h.end().judged("publication_order").result == "pass"
+
+
+@pytest.mark.parametrize(
+    ("versions", "outcome", "expected"),
+    [
+        (("1", "1"), "done", "pass"),
+        (("0", "1"), "done", "pass"),  # one is fenced
+        (("0", "0"), "done", "fail"),
+        (("0", ""), "done", "inconclusive"),  # what the other one serves nobody has seen
+        (("0", "0"), "not_done", "inconclusive"),  # nothing was published, and nothing is judged
+    ],
+)
+def test_what_is_published_is_served(versions: tuple[str, ...], outcome: str, expected: str) -> None:
+    h = Published()
+    for number, version in enumerate(versions):
+        if version:
+            h.ready(f"s-{number}/0", version="0")
+            h("engine.weights", at=f"s-{number}/0", version=version)
+    h("publication.ended", at="driver/0", service="s", model_step=1, outcome=outcome)
+    row = h.end().judged("published_is_served")
+    assert row.result == expected and bool(row.witness) == (expected == "fail" or (versions[1] == ""))

@@ -7,7 +7,7 @@ from typing import Any
 
 from protocol.errors import ConnectTimeout, HttpError, Outcome, SeatrialError
 from protocol.ports import backend
-from protocol.serving.registration import ProxyRegistrations
+from protocol.serving.registration import DELETE, ProxyRegistrations
 from tests.mutants.registry import Mutant
 
 
@@ -65,6 +65,17 @@ class DeletesAllForOne(ProxyRegistrations):
         await self.replace_registered_session_urls(tuple(url for url in self._wanted if url not in urls))
 
 
+class RegistersBeforeItDeletes(ProxyRegistrations):
+    """Registers its backends first, and deletes everything of the model after that."""
+
+    async def replace_registered_session_urls(self, urls: tuple[str, ...]) -> None:
+        async with self._one_at_a_time:
+            self._wanted = dict.fromkeys(sorted(urls))
+            for url in self._wanted:
+                await self._register(url)
+            await self._post(DELETE, {"model_name": self._config.model_name}, self._config.delete_timeout_s)
+
+
 class RegistersOnce(ProxyRegistrations):
     """Never makes a registration again that failed when its entrypoint recovered."""
 
@@ -108,6 +119,9 @@ MUTANTS = (
         RetriesConnectsForEver,
         "proxy_unreachable_for_new",
         "proxy_post_delivered_once",
+    ),
+    _registrations(
+        "registered before deleted", "P-5", RegistersBeforeItDeletes, "proxy_probe", "proxy_follows_the_fleet"
     ),
     _registrations("all deleted for one", "P-5", DeletesAllForOne, "proxy_kill", "proxy_follows_the_fleet"),
     _registrations(

@@ -14,6 +14,7 @@ import yaml
 
 from tests.mutants.autoscaler_scenarios import AUTOSCALER_SCENARIOS
 from tests.mutants.judge_scenarios import JUDGE_SCENARIOS
+from tests.mutants.publishing_part_scenarios import PUBLISHING_PART_SCENARIOS
 from tests.mutants.publishing_scenarios import PUBLISHING_SCENARIOS
 from tests.mutants.rollout_scaling_scenarios import ROLLOUT_SCALING_SCENARIOS
 from tests.mutants.scale_proof_scenarios import SCALE_PROOF_SCENARIOS
@@ -30,6 +31,7 @@ _ALL_SCENARIOS = {
     **SCALE_PROOF_SCENARIOS,
     **AUTOSCALER_SCENARIOS,
     **PUBLISHING_SCENARIOS,
+    **PUBLISHING_PART_SCENARIOS,
     **JUDGE_SCENARIOS,
     **ROLLOUT_SCALING_SCENARIOS,
     **SURPRISE_SCENARIOS,
@@ -106,6 +108,7 @@ def all_mutants() -> Iterator[Mutant]:
         proxies,
         publishing,
         publishing_more,
+        publishing_parts,
         recoveries,
         rollout_scalers,
         scale_ends,
@@ -121,6 +124,7 @@ def all_mutants() -> Iterator[Mutant]:
         gateways, admins, probers, recoveries, exporters, engines, loops, scalers, autoscalers, publishing, judges,
         rollout_scalers,
         session_servers, surprises, traces, proxies, publishing_more, weights, scale_ends, scale_proofs,
+        publishing_parts,
     )  # fmt: skip
     for group in groups:
         yield from group.MUTANTS

@@ -35,6 +35,19 @@ def _links(fault: str, parameters: str, at_s: float = 0.2, to: str = "traces-pol
     )
 
 
+def _refused(name: str, status: int, what: str) -> str:
+    return _scenario(
+        name,
+        f"A replica answers {status} and generates all the same; a version is published meanwhile.",
+        http="stream: 0.5",
+        gates=True,
+        steps=_links("bad_answer", f'what: {what}, method: "/v1/*"', 1.0, "policy-{number}", ", for_s: 1")
+        + "- {at_s: 1.4, do: publish, with: {model_step: 1}}\n",
+        output="uniform: {low: 120, high: 160}",
+        agents="sessions: 48, at_once: 12, turns: 2, think_s: 0.1",
+    )
+
+
 _PUBLISHED = "\n- occurs: {event: publication.ended, where: {outcome: done}, at_least: 2}\n"
 
 SESSION_SCENARIOS: dict[str, str] = {
@@ -79,18 +92,8 @@ SESSION_SCENARIOS: dict[str, str] = {
         agents="sessions: 24, at_once: 12, turns: 4, think_s: 0.1",
         admin="{pause_mode: abort, pause_hold_s: 0.5}",
     ),
-    "sessions_refused": _scenario(
-        "sessions_refused",
-        "A replica answers 400 and generates all the same; a version is published meanwhile.",
-        http="stream: 0.5",
-        gates=True,
-        steps=_links(
-            "bad_answer", 'what: refused_while_generating, method: "/v1/*"', 1.0, "policy-{number}", ", for_s: 1"
-        )
-        + "- {at_s: 1.4, do: publish, with: {model_step: 1}}\n",
-        output="uniform: {low: 120, high: 160}",
-        agents="sessions: 48, at_once: 12, turns: 2, think_s: 0.1",
-    ),
+    "sessions_refused": _refused("sessions_refused", 400, "refused_while_generating"),
+    "sessions_throttled": _refused("sessions_throttled", 429, "throttled_while_generating"),
     "sessions_published": _scenario(
         "sessions_published",
         "Versions are published under long streamed turns.",

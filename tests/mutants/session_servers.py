@@ -167,6 +167,20 @@ class TakesAny4xxForEnded(_Wrong):
     forward = _Lenient
 
 
+class _ByStatus(TurnForward):
+    async def refused(self, head: HttpHead, pieces: Pieces) -> Ending:
+        right = await super().refused(head, pieces)
+        if head.status == 400:
+            return dataclasses.replace(right, receipt=SettlementReceipt(True, True, "rejected"))
+        return right
+
+
+class Takes400ForEnded(_Wrong):
+    """Takes a 400 for a refusal of a too long context, whatever its text says."""
+
+    forward = _ByStatus
+
+
 class StreamsWithoutALease(SessionServer):
     """Forwards streamed turns past the gate, stamped with what it saw last."""
 
@@ -226,7 +240,8 @@ MUTANTS = (
     _server("aborted turn is whole", "S-22", TakesAbortedForWhole, "sessions_aborted", _TRACED),
     _server("private fields leave", "G-15", ForwardsPrivateFields, "sessions_over_http", _TOUCHED),
     _server("failed record poisons", "G-12", PoisonsOnAFailedHook, "sessions_lost_store", "occurs"),
-    _server("any 4xx has ended", "G-6", TakesAny4xxForEnded, "sessions_refused", "no_update_under_lease"),
+    _server("any 4xx has ended", "G-6", TakesAny4xxForEnded, "sessions_throttled", "no_update_under_lease"),
+    _server("any 400 has ended", "G-7", Takes400ForEnded, "sessions_refused", "no_update_under_lease"),
     _server("streams past the gate", "G-14", StreamsWithoutALease, "sessions_published", "no_update_under_lease"),
     Mutant(
         "number for text", "S-20", "trace_store", RolloutTraceStore, TellsNumbersFromText, "sessions_over_http",
