@@ -128,6 +128,8 @@ class FaultsInForce(abc.ABC, Generic[F]):
         fault = self.make(self.injected + 1, name, target, params, must_hit)
         self.injected += 1
         fault.observed = fault.look()  # before its record, which precedes its effect, as every event's does
+        if "processes" in must_hit and "in_flight" in fault.observed:
+            fault.observed["processes"] = 1  # a process: it is alive, or that look had refused it
         self.record(
             "fault.injected", fault=fault.number, name=name, target=str(target), params=params, must_hit=must_hit,
             observed=fault.observed,

@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Awaitable, Iterable
 from typing import Any
 
-from protocol.errors import NetworkError, SeatrialError
+from protocol.errors import ActorDied, NetworkError, SeatrialError
 from protocol.messages import EngineAddress
 from protocol.ports import ActorHandle, EngineOptions, EngineSpec, backend
 from protocol.rollout.elastic import RolloutScaling
@@ -56,6 +56,10 @@ class Cell:
     admin: ActorHandle
     manager: ActorHandle | None = None
     scale_api: ActorHandle | None = None
+
+
+_PARTS = ("scale_api", "prober", "admin", "recovery", "manager", "gateway")
+"""Those of a cell, in the order in which they are stopped."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -314,9 +318,9 @@ async def all_routable(services: Iterable[Service]) -> bool:
     for service in services:
         for cell in service.cells:
             # The short answer first: the gateway's is long in a large fleet.
-            if await _ask(cell.recovery, "recovering", ()):
+            if await _ask_of(cell, "recovery", "recovering", ()):
                 return False
-            if not all(view.routable for view in await _ask(cell.gateway, "engines", ())):
+            if not all(view.routable for view in await _ask_of(cell, "gateway", "engines", ())):
                 return False
     return True
 
@@ -333,6 +337,24 @@ async def _ask(handle: ActorHandle, method: str, default: Any) -> Any:
         return default
 
 
+async def _ask_of(cell: Cell, part: str, method: str, default: Any) -> Any:
+    """As :func:`_ask` of a part of a cell; where another incarnation has its name, that is asked, and is the part."""
+    asked = getattr(getattr(cell, part), method, None)
+    if asked is None:
+        return default
+    try:
+        async with asyncio.timeout(5.0):
+            return await asked()
+    except ActorDied:
+        try:
+            setattr(cell, part, await backend().lookup(getattr(cell, part).name))
+        except SeatrialError:
+            return default
+        return await _ask(getattr(cell, part), method, default)
+    except (SeatrialError, TimeoutError):
+        return default
+
+
 async def stop_components(services: Iterable[Service]) -> None:
     """End the background work of every component."""
     stops: list[Awaitable[Any]] = []
@@ -340,8 +362,7 @@ async def stop_components(services: Iterable[Service]) -> None:
         if service.autoscaling is not None:
             stops.append(service.autoscaling.stop())
         for cell in service.cells:
-            parts = (cell.scale_api, cell.prober, cell.admin, cell.recovery, cell.manager, cell.gateway)
-            stops += [_ask(part, "stop", None) for part in parts if part is not None]
+            stops += [_ask_of(cell, part, "stop", None) for part in _PARTS if getattr(cell, part) is not None]
         others = (*await _agents_side(service), service.exporter, service.trainer)
         stops += [_ask(part, "stop", None) for part in others]
     await asyncio.gather(*stops)
@@ -363,7 +384,7 @@ async def take_down(services: Iterable[Service], clients: Iterable[ActorHandle])
         if service.operator is not None:
             await service.operator.take_down()
         for cell in service.cells:
-            parts = (cell.scale_api, cell.prober, cell.admin, cell.recovery, cell.manager, cell.gateway)
+            parts: list[ActorHandle | None] = [getattr(cell, part) for part in _PARTS]
             handles += [part for part in parts if part is not None]
         handles += [*await _agents_side(service), service.exporter, service.trainer]
         handles += [] if service.judge is None else [service.judge]

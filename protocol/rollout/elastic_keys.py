@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from protocol.scaling.bodies import ApiReply
 from protocol.scaling.contract import Direction
-from protocol.scaling.registry import KeyTable
+from protocol.scaling.key_table import KeyTable
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -2,6 +2,9 @@
 
 Source: scaling.md 1.1 to 1.6. What a handler answers to a POST is never proof that anything is done or clean; only the
 status of an operation, or its reconcile, says ``cleanup_required: false`` (2.6).
+
+With a journal an API that was killed knows every operation and key again, and watches on what was not over: nothing is
+told of an operation that is not kept (hazard H12). Without one it begins anew.
 """
 
 from __future__ import annotations
@@ -14,7 +17,8 @@ from typing import Any, Final
 from pydantic import ValidationError
 
 from protocol.config import JudgeConfig, ScalingConfig
-from protocol.errors import SeatrialError
+from protocol.errors import SeatrialError, StorageError
+from protocol.journal import Journal
 from protocol.messages import message
 from protocol.ports import ActorHandle, backend, data_call
 from protocol.scaling.bodies import (
@@ -90,6 +94,7 @@ class ScaleApi:
         self._models: dict[str, _Model] = {}
         self._watches: dict[asyncio.Task[None], None] = {}
         self._registry: ScaleRegistry
+        self._journal: Journal
 
     async def start(self) -> None:
         port, config = backend(), self._config
@@ -106,6 +111,10 @@ class ScaleApi:
             cleaner = ManagerPeer(manager_handle, config.reconcile_timeout_s)
             watcher = Watcher(config, self._registry, manager, DrainGate(gateway))
             self._models[about.name] = _Model(about, gateway_handle, gateway, manager, cleaner, watcher)
+        self._journal = Journal(config.journal, self._registry.kept)
+        found = await self._journal.load()
+        for operation in [] if found is None else self._registry.restore(found):
+            self._watch(self._models[operation.model_name], operation)
 
     async def stop(self) -> None:
         for task in tuple(self._watches):
@@ -153,6 +162,11 @@ class ScaleApi:
             operation = self._registry.get(direction, decision.request_id)
             assert operation is not None
             self._watch(model, operation)
+        if decision.request_id is not None or (asked.idempotency_key is not None and not decision.created):
+            try:
+                await self._journal.save()
+            except StorageError as error:
+                return _error(503, "NOT_KEPT", f"{error.message}; ask again with the same key")
         answer = DecisionBody(
             status=decision.status,
             request_id=decision.request_id,
@@ -166,9 +180,22 @@ class ScaleApi:
         return ApiReply(200, body)
 
     def _watch(self, model: _Model, operation: Operation) -> None:
-        task = backend().background(model.watcher.watch(operation), name=f"watch-{operation.request_id}")
+        task = backend().background(self._watched(model, operation), name=f"watch-{operation.request_id}")
         self._watches[task] = None
         task.add_done_callback(lambda done: self._watches.pop(done, None))
+
+    async def _watched(self, model: _Model, operation: Operation) -> None:
+        await self._keep()  # nothing is begun that a restart would not know of
+        await model.watcher.watch(operation)
+        await self._keep()
+
+    async def _keep(self) -> None:
+        while True:
+            try:
+                await self._journal.save()
+                return
+            except StorageError:
+                await asyncio.sleep(self._config.poll_interval_s)
 
     # --- operations ---
 
@@ -177,6 +204,7 @@ class ScaleApi:
         operation = self._registry.get(direction, request_id)
         if operation is None:
             return _unknown(direction, request_id)
+        await self._keep()  # what it is said to be once, it does not go back behind
         shown = StatusBody(**{field.name: getattr(operation, field.name) for field in dataclasses.fields(StatusBody)})
         return ApiReply(200, dataclasses.asdict(shown))
 
@@ -212,6 +240,7 @@ class ScaleApi:
             return _error(409, "LIFECYCLE_RUNNING", f"{report.detail}; try again later")
         if not report.pending and operation.cleanup_required:
             self._registry.cleaned(operation, report.detail)
+            await self._keep()
         return self._reconciled(operation, report.victim_cleared, report.detail)
 
     async def _call_off(self, model: _Model, operation: Operation) -> None:

@@ -13,6 +13,9 @@ One lifecycle is one background task that does one operation, replica by replica
   One whose recovery was under way is named by the incarnation that the gateway has, which may change once.
 - ``physical_done`` is said after the last of this, and not before: a terminal phase alone would let a second lifecycle
   begin while the first one still owns a group.
+- With a journal a manager that was killed goes on with what it was at: each step is kept before the next one can be
+  seen or done. A candidate that was offered to the gateway is offered again, any other one is taken down and made
+  anew; a victim has its drain proven anew, under a new generation; a removal that may have been accepted is looked for.
 """
 
 from __future__ import annotations
@@ -22,7 +25,8 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from protocol.config import LifecycleConfig
-from protocol.errors import SeatrialError
+from protocol.errors import SeatrialError, StorageError
+from protocol.journal import Journal
 from protocol.messages import EngineAddress
 from protocol.ports import ActorHandle, EngineSpec, Placement, backend
 from protocol.scaling.contract import (
@@ -35,6 +39,7 @@ from protocol.scaling.contract import (
     State,
     Victim,
 )
+from protocol.scaling.lifecycle_state import Lifecycle, kept, restored
 from protocol.scaling.placement import create_group, release_group, slot_fields, wait_usable
 from protocol.scaling.replicas import Replicas
 from protocol.scaling.slots import Slot, Slots
@@ -43,29 +48,6 @@ from protocol.serving.peer import PEER_LOST, Peer
 
 class _Stopped(Exception):
     """The lifecycle cannot go on; the text says why."""
-
-
-class _Lifecycle:
-    """One operation as the manager sees it."""
-
-    def __init__(self, operation: str, direction: Direction, target: int) -> None:
-        self.operation = operation
-        self.direction = direction
-        self.target = target
-        self.phase: State = "PENDING"
-        self.aborted = False
-        self.task: asyncio.Task[None] | None = None
-        self.cleaning = False
-        self.created = 0
-        self.removed = 0
-        self.failed = 0
-        self.slot: Slot | None = None
-        """The slot of ``victim``."""
-        self.victim: Victim | None = None
-        self.drained = False
-        self.changed = asyncio.Event()
-        self.physical_done = False
-        self.error = ""
 
 
 class ScaleManager:
@@ -93,8 +75,25 @@ class ScaleManager:
         self._spec = spec
         self._initial = len(initial)
         self._slots = Slots(service, initial)
-        self._lifecycles: dict[str, _Lifecycle] = {}
+        self._lifecycles: dict[str, Lifecycle] = {}
         self._generation = 0
+        self._journal = Journal(config.journal, self._state)
+
+    async def start(self) -> None:
+        found = await self._journal.load()
+        if found is None:
+            return
+        self._generation = found["generation"]
+        self._slots.restore(found["slots"])
+        for one in found["lifecycles"]:
+            lifecycle = restored(one, self._slots)
+            self._lifecycles[lifecycle.operation] = lifecycle
+            if one["executed"] and not lifecycle.physical_done:
+                self._at_work(lifecycle, self._out_again if lifecycle.direction == "scale_out" else self._in_again)
+
+    def _state(self) -> dict[str, Any]:
+        lifecycles = [kept(lifecycle) for lifecycle in self._lifecycles.values()]
+        return {"generation": self._generation, "slots": self._slots.kept(), "lifecycles": lifecycles}
 
     async def stop(self) -> None:
         for lifecycle in self._lifecycles.values():
@@ -111,6 +110,7 @@ class ScaleManager:
                 several GPUs (scaling.md 1.9).
         """
         if operation in self._lifecycles:
+            await self._keep()  # who began it may have been killed before that was kept
             return False
         if target < self._initial:
             raise LifecycleRefused(f"{operation}: {target} is below the {self._initial} initial replicas")
@@ -118,11 +118,12 @@ class ScaleManager:
             raise LifecycleRefused(f"{operation}: replicas of {self._spec.num_gpus:g} GPUs are not scaled")
         for other in self._lifecycles.values():
             if other.task is None:
-                _never_executed(other, "superseded before it was executed")
+                other.never_executed("superseded before it was executed")
             elif not other.physical_done:
                 raise LifecycleRefused(f"{operation}: {other.operation} is at work")
-        self._lifecycles[operation] = _Lifecycle(operation, direction, target)
+        self._lifecycles[operation] = Lifecycle(operation, direction, target)
         self._forget()
+        await self._keep()
         return True
 
     async def execute(self, operation: str) -> bool:
@@ -130,9 +131,12 @@ class ScaleManager:
         lifecycle = self._lifecycles.get(operation)
         if lifecycle is None or lifecycle.task is not None or lifecycle.physical_done:
             return False
-        steps = self._scale_out if lifecycle.direction == "scale_out" else self._scale_in
-        lifecycle.task = backend().background(self._run(lifecycle, steps), name=f"lifecycle-{operation}")
+        self._at_work(lifecycle, self._scale_out if lifecycle.direction == "scale_out" else self._scale_in)
+        await self._keep()
         return True
+
+    def _at_work(self, lifecycle: Lifecycle, steps: Callable[[Lifecycle], Coroutine[Any, Any, State]]) -> None:
+        lifecycle.task = backend().background(self._run(lifecycle, steps), name=f"lifecycle-{lifecycle.operation}")
 
     async def progress(self, operation: str) -> Progress | None:
         """How far it is; None when it is not known here."""
@@ -186,11 +190,12 @@ class ScaleManager:
         if lifecycle is None:
             if handed_over:
                 return False
-            lifecycle = self._lifecycles[operation] = _Lifecycle(operation, direction, self._initial)
+            lifecycle = self._lifecycles[operation] = Lifecycle(operation, direction, self._initial)
         lifecycle.aborted = True
         lifecycle.changed.set()
         if lifecycle.task is None:
-            _never_executed(lifecycle, "aborted before it was executed")
+            lifecycle.never_executed("aborted before it was executed")
+        await self._keep()
         return True
 
     async def capacity(self) -> Capacity:
@@ -224,7 +229,10 @@ class ScaleManager:
 
     async def adopt(self, old: EngineAddress, new: EngineAddress) -> bool:
         """Recovery has a new incarnation ready to be published. False: the replica is on its way out, so end it."""
-        return self._slots.adopt(old, new)
+        adopted = self._slots.adopt(old, new)
+        if adopted:
+            await self._keep()
+        return adopted
 
     async def owned(self) -> tuple[tuple[str, str], ...]:
         """(replica, placement group) of every published replica that a scale-out has created."""
@@ -232,20 +240,31 @@ class ScaleManager:
 
     # --- a lifecycle ---
 
-    async def _run(self, lifecycle: _Lifecycle, steps: Callable[[_Lifecycle], Coroutine[Any, Any, State]]) -> None:
+    async def _run(self, lifecycle: Lifecycle, steps: Callable[[Lifecycle], Coroutine[Any, Any, State]]) -> None:
         try:
             phase = await steps(lifecycle)
         except _Stopped as stopped:
             lifecycle.error = str(stopped)
             phase = "PARTIAL" if lifecycle.direction == "scale_out" and lifecycle.created else "FAILED"
         lifecycle.phase = phase
+        lifecycle.ending = True
+        await self._keep()
         lifecycle.physical_done = True
 
-    def _checkpoint(self, lifecycle: _Lifecycle) -> None:
+    async def _keep(self) -> None:
+        """Have what is so kept before anything follows from it; where that fails nothing goes on."""
+        while True:
+            try:
+                await self._journal.save()
+                return
+            except StorageError:
+                await asyncio.sleep(self._config.poll_interval_s)
+
+    def _checkpoint(self, lifecycle: Lifecycle) -> None:
         if lifecycle.aborted:
             raise _Stopped("aborted")
 
-    def _dirty(self, lifecycle: _Lifecycle) -> bool:
+    def _dirty(self, lifecycle: Lifecycle) -> bool:
         return any(
             slot.held or slot.unreleased or (slot.draining and not slot.retired)
             for slot in self._slots.of(lifecycle.operation)
@@ -261,7 +280,7 @@ class ScaleManager:
 
     # --- out ---
 
-    async def _scale_out(self, lifecycle: _Lifecycle) -> State:
+    async def _scale_out(self, lifecycle: Lifecycle) -> State:
         while self._slots.published < lifecycle.target:
             self._checkpoint(lifecycle)
             slot = self._slots.append(lifecycle.operation)
@@ -272,20 +291,52 @@ class ScaleManager:
                 why = str(error) if isinstance(error, _Stopped) else f"{type(error).__name__}: {error}"
                 left = await self._roll_back(slot)
                 raise _Stopped(f"{slot.name}: {why}" + (f"; {left}" if left else "")) from None
-            lifecycle.created += 1
         return "ACTIVE"
 
-    async def _make(self, lifecycle: _Lifecycle, slot: Slot) -> None:
+    async def _out_again(self, lifecycle: Lifecycle) -> State:
+        """Go on after a restart, when the replica that was under way is in or gone."""
+        for slot in self._slots.of(lifecycle.operation):
+            if not slot.candidate:
+                continue
+            before = slot.unreleased
+            if before or not await self._offer_again(lifecycle, slot):
+                lifecycle.failed += 0 if before else 1
+                left = await self._roll_back(slot)
+                if before or left:
+                    why = "it failed before its manager was started anew"
+                    raise _Stopped(f"{slot.name}: {left or why}")
+        return await self._scale_out(lifecycle)
+
+    async def _offer_again(self, lifecycle: Lifecycle, slot: Slot) -> bool:
+        """Whether a candidate is in that the gateway may have taken already."""
+        if not slot.offered or slot.address is None or lifecycle.aborted:
+            return False
+        try:
+            async with asyncio.timeout(self._config.health_timeout_s):
+                await self._publish(slot, slot.address)
+        except (_Stopped, SeatrialError, TimeoutError):
+            return False
+        await self._count_in(lifecycle, slot)
+        return True
+
+    async def _count_in(self, lifecycle: Lifecycle, slot: Slot) -> None:
+        lifecycle.created += 1
+        await self._keep()
+        self._emit_slot(slot, "published")
+
+    async def _make(self, lifecycle: Lifecycle, slot: Slot) -> None:
         config = self._config
         lifecycle.phase = "CREATING"
         self._emit_slot(slot, "candidate")
-        await create_group(slot, self._spec.num_gpus, config)
+        await create_group(slot, self._spec.num_gpus, config, self._keep)
         self._emit_slot(slot, "owns_group")
         self._checkpoint(lifecycle)
         await wait_usable(slot, config)
         self._checkpoint(lifecycle)
         slot.worker = True  # from here on a process may be there, whatever launch() comes to
+        await self._keep()
         slot.address = await backend().engines.launch(self._spec, name=slot.name, placement=Placement(slot.group))
+        await self._keep()
         self._emit_slot(slot, "launched")
         await self._replicas.wait_ready(slot.address, lambda: self._checkpoint(lifecycle))
         self._checkpoint(lifecycle)
@@ -295,11 +346,12 @@ class ScaleManager:
             self._checkpoint(lifecycle)
             lifecycle.phase = "READY"
             await self._publish(slot, slot.address)
-        self._emit_slot(slot, "published")
+        await self._count_in(lifecycle, slot)
 
     async def _publish(self, slot: Slot, address: EngineAddress) -> None:
         """The point of no return. Idempotent at the gateway, so that a lost answer is asked for again."""
         slot.offered = True
+        await self._keep()
         while True:
             try:
                 if not await self._gateway.call("add_replica", address):
@@ -312,21 +364,22 @@ class ScaleManager:
     async def _roll_back(self, slot: Slot) -> str:
         """Take a candidate down. Returns what is left of it, empty when it is confirmed gone."""
         slot.unreleased = True
+        await self._keep()
         if slot.offered and slot.address is not None and not await self._replicas.withdraw(slot.address):
             # Calls may be on it. Its process and its group stay until the gateway says otherwise.
             return "it may be routed to; it is kept"
         slot.offered = False
         await self._end_process(slot)
-        release = await release_group(slot, self._config)
+        release = await release_group(slot, self._config, self._keep)
         if release.confirmed:
-            self._retire(slot)
+            await self._retire(slot)
         else:
             self._emit_slot(slot, "unreleased", release.why)
         return release.why
 
     # --- in ---
 
-    async def _scale_in(self, lifecycle: _Lifecycle) -> State:
+    async def _scale_in(self, lifecycle: Lifecycle) -> State:
         while self._slots.published > lifecycle.target:
             self._checkpoint(lifecycle)
             slot = self._slots.newest_victim()
@@ -334,20 +387,33 @@ class ScaleManager:
                 raise _Stopped("only initial replicas are left, and they are protected")
             slot.operation = lifecycle.operation
             await self._drain(lifecycle, slot, slot.address)
-            lifecycle.phase = "REMOVING"
-            left = await self._remove(lifecycle, slot)
-            if left:
-                lifecycle.failed += 1
-                raise _Stopped(f"{slot.name}: {left}")
+            await self._take_away(lifecycle, slot)
         return "COMPLETED"
 
-    async def _drain(self, lifecycle: _Lifecycle, slot: Slot, address: EngineAddress) -> None:
+    async def _in_again(self, lifecycle: Lifecycle) -> State:
+        """Go on after a restart, with the same victim."""
+        slot = lifecycle.slot
+        if slot is not None and slot.address is not None:
+            if slot.worker and not slot.fencing:  # else its drain was proven, and its row may be gone
+                await self._drain(lifecycle, slot, slot.address)
+            await self._take_away(lifecycle, slot)
+        return await self._scale_in(lifecycle)
+
+    async def _take_away(self, lifecycle: Lifecycle, slot: Slot) -> None:
+        lifecycle.phase = "REMOVING"
+        left = await self._remove(lifecycle, slot)
+        if left:
+            lifecycle.failed += 1
+            raise _Stopped(f"{slot.name}: {left}")
+
+    async def _drain(self, lifecycle: Lifecycle, slot: Slot, address: EngineAddress) -> None:
         """Wait for the proof that the victim is idle. Raises _Stopped when it does not come: the victim is parked."""
         self._generation += 1
         # What a confirmation must name is there before anybody can see that the replica drains.
         lifecycle.slot, lifecycle.victim = slot, Victim(address, slot.rank, self._generation)
         lifecycle.drained = False
         slot.draining = True
+        await self._keep()
         lifecycle.phase = "DRAINING"
         self._emit_drain(lifecycle.operation, lifecycle.victim, "chosen")
         try:
@@ -363,7 +429,7 @@ class ScaleManager:
             self._emit_drain(lifecycle.operation, lifecycle.victim, "parked")
             raise _Stopped(f"{slot.name} is parked: {why}")
 
-    async def _settle(self, lifecycle: _Lifecycle) -> None:
+    async def _settle(self, lifecycle: Lifecycle) -> None:
         """Name the victim by the incarnation that the gateway has: one that recovery was given leave to publish may not
         have got there, and never will from now on unless its message is under way."""
         slot, victim = lifecycle.slot, lifecycle.victim
@@ -379,13 +445,15 @@ class ScaleManager:
             return
         self._generation += 1
         lifecycle.victim = Victim(known[0], slot.rank, self._generation)
+        await self._keep()
         self._emit_drain(lifecycle.operation, lifecycle.victim, "chosen")
 
-    async def _remove(self, lifecycle: _Lifecycle, slot: Slot) -> str:
+    async def _remove(self, lifecycle: Lifecycle, slot: Slot) -> str:
         """End a drained victim. Returns what is left of it, empty when it is confirmed gone."""
         old, new = slot.predecessor, slot.address
         if old is not None and new is not None and lifecycle.victim is not None and lifecycle.victim.address == old:
             slot.fencing = True
+            await self._keep()
             await self._replicas.forget_route(old)
             if await self._replicas.members(old, new) != ():
                 lifecycle.drained = False
@@ -395,13 +463,13 @@ class ScaleManager:
         slot.held = True
         if slot.address is not None:
             await self._replicas.forget_route(slot.address)
-        release = await release_group(slot, self._config)
+        release = await release_group(slot, self._config, self._keep)
         if not release.confirmed:
             self._emit_slot(slot, "held", release.why)
             return release.why
-        self._retire(slot)
         lifecycle.removed += 1
         lifecycle.slot = lifecycle.victim = None
+        await self._retire(slot)
         return ""
 
     # --- both ---
@@ -410,14 +478,17 @@ class ScaleManager:
         if slot.worker:
             detail = await self._replicas.end(slot.name)
             slot.worker = False
+            slot.held = slot.draining
+            await self._keep()
             self._emit_slot(slot, "stopped", detail)
 
-    def _retire(self, slot: Slot) -> None:
+    async def _retire(self, slot: Slot) -> None:
         slot.held = slot.unreleased = slot.candidate = slot.draining = False
         slot.retired = True
+        await self._keep()
         self._emit_slot(slot, "retired")
 
-    async def _clean_up(self, lifecycle: _Lifecycle, proof: Victim | None) -> str:
+    async def _clean_up(self, lifecycle: Lifecycle, proof: Victim | None) -> str:
         left = ""
         if lifecycle.slot is not None and lifecycle.victim is not None:
             if proof != lifecycle.victim:
@@ -441,8 +512,3 @@ class ScaleManager:
             generation=victim.generation,
             what=what,
         )
-
-
-def _never_executed(lifecycle: _Lifecycle, why: str) -> None:
-    if not lifecycle.physical_done:
-        lifecycle.phase, lifecycle.physical_done, lifecycle.error = "FAILED", True, why

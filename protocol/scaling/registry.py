@@ -16,15 +16,15 @@ loop. What it promises (scaling.md 1.3, 1.7, 1.8, 2.3):
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Literal, TypeVar
+from typing import Any, Literal
 
 from protocol.config import ScalingConfig
 from protocol.errors import Outcome, SeatrialError
 from protocol.messages import message
 from protocol.scaling.contract import CHAIN, TERMINAL, Capacity, Direction, Progress, State
+from protocol.scaling.key_table import KeyTable
 
 Code = Literal["", "INVALID_TYPE", "INVALID_RANGE", "CONFLICT", "IDEMPOTENCY_CONFLICT"]
 STATUS_OF: dict[str, int] = {
@@ -99,6 +99,9 @@ class Operation:
         return self.terminal and not self.cleanup_required
 
 
+_OPERATION_FIELDS = tuple(field.name for field in dataclasses.fields(Operation))
+
+
 @dataclasses.dataclass(slots=True)
 class _Key:
     """What a key has answered. ``fingerprint``: of the request that it came with."""
@@ -107,49 +110,6 @@ class _Key:
     created_s: float
     request_id: str | None
     no_op: Decision | None
-
-
-R = TypeVar("R")
-
-
-class KeyTable(OrderedDict[tuple[Direction, str], R]):
-    """What the idempotency keys of both directions have answered, in the order of creation.
-
-    A step looks at what it lets go of, and at what is held before that, which are few; not at all that is kept.
-
-    Args:
-        most: keys that are kept, beside those that are held.
-        expired: whether the window of a record is over; of two, never that of the younger one alone.
-        held: whether a record must stay, however old it is.
-    """
-
-    def __init__(self, most: int, expired: Callable[[R], bool], held: Callable[[R], bool]) -> None:
-        super().__init__()
-        self._most = most
-        self._expired = expired
-        self._held = held
-
-    def remember(self, direction: Direction, key: str, record: R) -> None:
-        """Keep what a key is answered, and let go of what is too old or too much, oldest first."""
-        self.pop((direction, key), None)
-        self[direction, key] = record
-        self.expire()
-        excess = len(self) - self._most
-        if excess > 0:
-            evictable = (name for name, one in self.items() if not self._held(one))
-            for old in list(itertools.islice(evictable, excess)):
-                del self[old]
-
-    def expire(self) -> None:
-        """Forget the keys whose window is over."""
-        over = []
-        for name, record in self.items():
-            if not self._expired(record):
-                break
-            if not self._held(record):
-                over.append(name)
-        for name in over:
-            del self[name]
 
 
 class ScaleRegistry:
@@ -418,6 +378,44 @@ class ScaleRegistry:
             state=operation.status,
             model=operation.model_name,
         )
+
+    # --- a restart ---
+
+    def kept(self) -> dict[str, Any]:
+        """Everything as a journal takes it. Times are of the epoch there, for a loop's clock begins anew."""
+        to_epoch = self._wall_time() - self._now()
+        keys = [
+            [
+                *name,
+                list(record.fingerprint),
+                round(record.created_s + to_epoch, 3),
+                record.request_id,
+                None if record.no_op is None else dataclasses.astuple(record.no_op),
+            ]
+            for name, record in self._keys.items()
+        ]
+        operations = [
+            [getattr(one, name) for name in _OPERATION_FIELDS if name != "created_s"]
+            for one in self._operations.values()
+        ]
+        return {"operations": operations, "resolved": list(self._resolved), "keys": keys}
+
+    def restore(self, kept: dict[str, Any]) -> list[Operation]:
+        """Be what :meth:`kept` has given; returns the operations that are not terminal."""
+        to_loop = self._now() - self._wall_time()
+        names = [name for name in _OPERATION_FIELDS if name != "created_s"]
+        for values in kept["operations"]:
+            given = dict(zip(names, values, strict=True))
+            operation = Operation(**given, created_s=given["created_at"] + to_loop)
+            self._operations[operation.request_id] = operation
+            if not operation.resolved:
+                self._unresolved[operation.model_name] = operation.request_id
+        self._resolved.update(dict.fromkeys(kept["resolved"]))
+        for direction, key, (model, target, timeout_s), created, request_id, no_op in kept["keys"]:
+            decision = None if no_op is None else Decision(*no_op)
+            record = _Key((model, target, timeout_s), created + to_loop, request_id, decision)
+            self._keys[direction, key] = record
+        return [operation for operation in self._operations.values() if not operation.terminal]
 
     # --- bounds ---
 

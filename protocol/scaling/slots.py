@@ -7,6 +7,7 @@ meant when it was sent (scaling.md 2.7 and 3).
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 from protocol.messages import EngineAddress
 from protocol.ports import Placement
@@ -43,8 +44,12 @@ class Slot:
     """A victim whose process is gone and whose group is not confirmed REMOVED."""
     unreleased: bool = False
     """A candidate that failed and is not confirmed gone."""
+    group_asked: bool = False
+    """A group was asked for, or is about to be."""
     group_unknown: bool = False
     """A group was asked for and the outcome is unknown: there may be one that nobody can name."""
+    removal_asked: bool = False
+    """The removal of its group was submitted, or is about to be, and was not refused."""
     removal_accepted: bool = False
     """The removal of its group was submitted and accepted: from now on only the table is read."""
     retired: bool = False
@@ -54,6 +59,10 @@ class Slot:
     def published(self) -> bool:
         """A replica that counts: it has become a worker, and nobody can take it back any more."""
         return self.worker and not self.candidate
+
+
+_ADDRESSES = ("address", "predecessor")
+_KEPT = tuple(field.name for field in dataclasses.fields(Slot) if field.name not in _ADDRESSES)
 
 
 class Slots:
@@ -119,6 +128,25 @@ class Slots:
             pending_cleanup=pending,
         )
 
+    # --- a restart of their manager ---
+
+    def kept(self) -> list[Any]:
+        """Every rank as a journal takes it; of one that is retired, its name."""
+        return [
+            slot.name
+            if slot.retired
+            else [
+                [getattr(slot, name) for name in _KEPT],
+                *(None if one is None else dataclasses.astuple(one) for one in (slot.address, slot.predecessor)),
+            ]
+            for slot in self._slots
+        ]
+
+    def restore(self, kept: list[Any]) -> None:
+        """Be what :meth:`kept` has given. A group whose creation was under way then, nobody can name."""
+        self._slots = [_restored(rank, one) for rank, one in enumerate(kept)]
+        self._by_name = {slot.name: slot for slot in self._slots}
+
     # --- recovery ---
 
     def may_recover(self, address: EngineAddress) -> RecoveryLeave:
@@ -148,3 +176,13 @@ class Slots:
             return False  # late
         slot.predecessor, slot.address = old, new
         return True
+
+
+def _restored(rank: int, kept: Any) -> Slot:
+    if isinstance(kept, str):
+        return Slot(rank, kept, retired=True)
+    values, *addresses = kept
+    slot = Slot(**dict(zip(_KEPT, values, strict=True)))
+    slot.address, slot.predecessor = (None if one is None else EngineAddress(*one) for one in addresses)
+    slot.group_unknown = slot.group_unknown or (slot.group_asked and not slot.group)
+    return slot

@@ -13,6 +13,8 @@ What it promises (scaling.md 5.1, hazards H4 and H5):
 - A stream that breaks after its first event is never sent again: its reader has part of an answer already.
 - After a transport error a replica is *suspect*: not routed to until health readmits it. Those that merely could
   not be connected to (nothing was sent, *not done*) are routed to at once where nobody else is left, or most are such.
+- With a journal a gateway that was killed has its replicas again, and those whose admission was closed stay closed.
+  All others are suspect until health has looked at them. What was in flight is lost, as its callers were told.
 """
 
 from __future__ import annotations
@@ -21,14 +23,18 @@ import asyncio
 import contextlib
 import dataclasses
 from collections.abc import AsyncGenerator
+from typing import Any
 
 from protocol.config import GatewayConfig
 from protocol.errors import ConnectionLost, HttpError, NetworkError, NoReplica, SeatrialError
+from protocol.journal import Journal
 from protocol.messages import EngineAddress, ForwardReply, ForwardRequest, GenerateRequest, GenerateResult, message
 from protocol.ports import EngineClient, backend, data_call
 from protocol.serving.dispatch import Dispatcher, concluded
 from protocol.serving.gateway_page import page
 from protocol.serving.pick_set import Replica
+
+_UNSAVED = 1_000_000  # more changes of the roster than can have been under way when a gateway was killed
 
 
 @message
@@ -66,6 +72,26 @@ class Gateway(Dispatcher):
         super().__init__(config)
         self._newest: dict[str, int] = {}
         self._roster_version = 0
+        self._journal = Journal(config.journal, self._state)
+
+    async def start(self) -> None:
+        await super().start()
+        found = await self._journal.load()
+        if found is None:
+            return
+        self._newest = dict(found["newest"])
+        self._roster_version = found["version"] + _UNSAVED  # another than any that was told: who has one asks again
+        for address, closed in found["replicas"]:
+            replica = self._known(EngineAddress(*address))
+            replica.closed, replica.suspect, replica.why = closed, not closed, "the gateway was started anew"
+
+    def _state(self) -> dict[str, Any]:
+        members = [replica for replica in self._replicas.values() if not replica.removed]
+        return {
+            "newest": list(self._newest.items()),
+            "version": self._roster_version,
+            "replicas": [[dataclasses.astuple(one.address), one.closed] for one in members],
+        }
 
     # --- data ---
 
@@ -156,6 +182,7 @@ class Gateway(Dispatcher):
         was removed or a newer one is known: a late message of a superseded recovery must not revive the dead.
         """
         if self._find(address) is not None:
+            await self._journal.save()  # who asked first may not have been answered
             return True
         newest = self._newest.get(address.name, -1)
         if newest >= address.incarnation:
@@ -163,11 +190,11 @@ class Gateway(Dispatcher):
         older = self._replicas.get((address.name, newest))
         if older is not None:
             self._remove(older, "superseded")
-        replica = Replica(address, backend().engines.client(address), self._now())
-        self._replicas[(address.name, address.incarnation)] = replica
+        replica = self._known(address)
         self._newest[address.name] = address.incarnation
         self._roster_version += 1
         self._route(replica)
+        await self._journal.save()
         return True
 
     async def replace_replica(self, old: EngineAddress, new: EngineAddress) -> bool:
@@ -182,6 +209,7 @@ class Gateway(Dispatcher):
         if replica is None:
             return False
         self._remove(replica, "removed")
+        await self._journal.save()
         return True
 
     async def set_routable(self, address: EngineAddress, routable: bool, why: str) -> bool:
@@ -212,6 +240,7 @@ class Gateway(Dispatcher):
         replica.suspect = False
         if replica.routable:
             self._unroute(replica, why)
+        await self._journal.save()
         return True
 
     async def reopen_admission(self, address: EngineAddress) -> bool:
@@ -222,6 +251,7 @@ class Gateway(Dispatcher):
         replica.closed = False
         if not replica.routable:
             self._route(replica)
+        await self._journal.save()
         return True
 
     async def wait_idle(self, address: EngineAddress, timeout_s: float) -> bool:
@@ -282,6 +312,12 @@ class Gateway(Dispatcher):
         raise NoReplica(f"/v1/models: none of {len(failures)} routable replicas gave it", attached=tuple(failures))
 
     # --- the roster ---
+
+    def _known(self, address: EngineAddress) -> Replica:
+        """Make it a member, not routed to."""
+        replica = Replica(address, backend().engines.client(address), self._now())
+        self._replicas[(address.name, address.incarnation)] = replica
+        return replica
 
     def _find(self, address: EngineAddress) -> Replica | None:
         replica = self._replicas.get((address.name, address.incarnation))

@@ -278,21 +278,21 @@ class RevivesTheDrained(Recovery):
         self._owner = None
 
 
-async def submitted_means_tried(slot: Slot, config: LifecycleConfig) -> Release:
+async def submitted_means_tried(slot: Slot, config: LifecycleConfig, keep: Any) -> Release:
     """Takes a removal that it has tried to submit for one that was accepted."""
     try:
-        return await release_group(slot, config)
+        return await release_group(slot, config, keep)
     finally:
         slot.removal_accepted = True
 
 
-async def submits_again(slot: Slot, config: LifecycleConfig) -> Release:
+async def submits_again(slot: Slot, config: LifecycleConfig, keep: Any) -> Release:
     """Submits a removal again at every try."""
-    slot.removal_accepted = False
-    return await release_group(slot, config)
+    slot.removal_asked = slot.removal_accepted = False
+    return await release_group(slot, config, keep)
 
 
-async def returned_means_removed(slot: Slot, config: LifecycleConfig) -> Release:
+async def returned_means_removed(slot: Slot, config: LifecycleConfig, keep: Any) -> Release:
     """Takes the return of the call that removes a placement group for its removal."""
     await backend().placement_groups.remove(slot.group)
     return Release(True)

@@ -116,6 +116,20 @@ class Service:
     manager: FakeHandle
     api: FakeHandle
     initial: tuple[FakeEngine, ...]
+    again: dict[str, Callable[[], Coroutine[Any, Any, FakeHandle]]]
+    """Start a part as it was deployed."""
+
+    async def restart(self, part: str) -> None:
+        """Kill the manager, the API or the gateway, with what it has at work, and start it anew."""
+        self.kill(part)
+        setattr(self, part, await self.again[part]())
+
+    def kill(self, part: str) -> None:
+        handle: FakeHandle = getattr(self, part)
+        handle.dead = True
+        for task in self.world.tasks:
+            if task.get_name().startswith({"manager": "lifecycle-", "api": "watch-"}.get(part, "none")):
+                task.cancel()
 
     async def submit(self, direction: str, target: Any, **more: Any) -> ApiReply:
         reply: ApiReply = await getattr(self.api, direction)({"num_replicas": target, **more})
@@ -170,23 +184,29 @@ async def service(
     *,
     lifecycle: dict[str, Any] | None = None,
     scaling: dict[str, Any] | None = None,
+    gateway: dict[str, Any] | None = None,
     manager: type = ScaleManager,
     api: type = ScaleApi,
 ) -> Service:
     """Deploy one."""
-    gateway = await world.spawn(Gateway, GatewayConfig(), name="gateway")
+    again: dict[str, Callable[[], Coroutine[Any, Any, FakeHandle]]] = {
+        "gateway": lambda: world.spawn(Gateway, GatewayConfig(**(gateway or {})), name="gateway"),
+        "manager": lambda: world.spawn(
+            manager, LifecycleConfig(**(lifecycle or {})), door, spec, "engine", addresses, name="manager"
+        ),
+        "api": lambda: world.spawn(api, ScalingConfig(**(scaling or {})), ((about, door, managing),), name="api"),
+    }
+    door = await again["gateway"]()
     await fleet(world, initial)
     engines = tuple(world.engines.every)
     for engine in engines:
-        await gateway.add_replica(engine.address)
+        await door.add_replica(engine.address)
     spec = EngineSpec("fake")
     addresses = tuple(engine.address for engine in engines)
-    managing = await world.spawn(
-        manager, LifecycleConfig(**(lifecycle or {})), gateway, spec, "engine", addresses, name="manager"
-    )
+    managing = await again["manager"]()
     about = ScaledModel(DEFAULT_MODEL, "fake", initial, 1.0)
-    front = await world.spawn(api, ScalingConfig(**(scaling or {})), ((about, gateway, managing),), name="api")
-    return Service(world, gateway, managing, front, engines)
+    front = await again["api"]()
+    return Service(world, door, managing, front, engines, again)
 
 
 __all__ = ["FakeGroups", "ScalingWorld", "Service", "run", "service"]
