@@ -10,7 +10,7 @@ from protocol.serving.sse import ServerEvent, event_bytes
 
 
 class OpenAIFormat:
-    """OpenAI's chat completions, with the extensions of SGLang."""
+    """OpenAI's chat completions, with the extensions of SGLang and, for the ids of an answer, of LMDeploy."""
 
     name = "openai"
 
@@ -34,7 +34,8 @@ class OpenAIFormat:
         choice = _first(body.get("choices"))
         message = choice.get("message")
         message = message if isinstance(message, dict) else {}
-        ids = numbers(choice.get("response_token_ids"))
+        given = choice.get("response_token_ids")
+        ids = numbers(choice.get("output_ids") if given is None else given)  # LMDeploy's name, or SGLang's
         stop = choice.get("matched_stop")
         return Answer(
             body,
@@ -51,7 +52,7 @@ class OpenAIFormat:
         if request_id:
             shown["id"] = request_id
         if "return_token_ids" in unasked and isinstance(body.get("choices"), list):
-            hidden = ("prompt_token_ids", "response_token_ids")
+            hidden = ("prompt_token_ids", "response_token_ids", "output_ids")
             shown["choices"] = [
                 {key: value for key, value in choice.items() if key not in hidden}
                 if isinstance(choice, dict)
@@ -78,6 +79,7 @@ class _OpenAIReader:
         self._texts: list[str] = []
         self._calls: dict[int, dict[str, Any]] = {}
         self._logprobs: list[Any] = []
+        self._ids: list[Any] = []  # of LMDeploy, which gives those of each chunk
         self._choice: dict[str, Any] = {}
         self._more: dict[str, Any] = {}
 
@@ -105,6 +107,8 @@ class _OpenAIReader:
         logprobs = choice.get("logprobs")
         if isinstance(logprobs, dict) and isinstance(logprobs.get("content"), list):
             self._logprobs += logprobs["content"]
+        if isinstance(choice.get("output_ids"), list):
+            self._ids += choice["output_ids"]
         for key in ("finish_reason", "matched_stop"):
             if choice.get(key) is not None:
                 self._choice[key] = choice[key]
@@ -124,6 +128,8 @@ class _OpenAIReader:
             message["tool_calls"] = [self._calls[index] for index in sorted(self._calls)]
         logprobs = {"content": self._logprobs} if self._logprobs else None
         choice = {"index": 0, "message": message, "logprobs": logprobs, **self._choice}
+        if self._ids:
+            choice["output_ids"] = self._ids
         return self._form.read({**self._head, "object": "chat.completion", "choices": [choice], **self._more})
 
 

@@ -249,6 +249,7 @@ class SessionServer(Entrypoint):
             "" if lease is None else lease.request_id,
             -1 if lease is None else lease.model_step,
             self._ask,
+            engine=self._config.engine,
         )
         if session:
             turn.body[SESSION] = session

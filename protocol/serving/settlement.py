@@ -19,9 +19,16 @@ SHIPPED = {
         r"The input \(\d+ tokens\) is longer than the model's context length \(\d+ tokens\)"
         r"|Requested token count exceeds the model's maximum context length of \d+ tokens"
     ),
-    # The complaint of the pinned version, as the specification words it; newer ones have a typed code (2.4).
-    "lmdeploy 0.9": r"[Ii]nput (token )?length .{0,40}(has reached|exceeds) .{0,40}(context|session)[ _]len(gth)?",
-    "lmdeploy 0.10": r'"code":\s*"context_length_exceeded"',
+    # LMDeploy v0.16.0, lmdeploy/serve/core/async_engine.py (`preprocess`, `_request_error_from_status`), exceptions.py:
+    # before anything is given to the engine, or refused by it unread. Its `code` is the status, a number; the typed
+    # "context_length_exceeded" is on the wire of /v1/responses alone.
+    "lmdeploy 0.16": (
+        r'"message":\s*"(Input length \(\d+\) must be smaller than the model context length \(\d+\)\.'
+        r'|The request exceeds the model context length\.)"'
+    ),
+    # v0.9.0 to v0.15.0 refuse none: they answer 200 without a token, with length for a finish reason and "run out of
+    # tokens" in their log (async_engine.py). No 400 of theirs is this refusal.
+    **dict.fromkeys((f"lmdeploy 0.{minor}" for minor in range(9, 16)), r"(?!)"),
 }
 """Engine kind and version to the text of its refusal of a too long context, in a body of status 400."""
 

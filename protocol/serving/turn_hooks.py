@@ -65,6 +65,8 @@ class Turn:
     """Fields that a request hook has asked for and the client has not: their answers are kept from it."""
     state: Any = None
     """The hooks' own, from one call to the next."""
+    engine: str = ""
+    """Kind and version of the backend's engine, as the config of the session server names it."""
 
     def want(self, field: str, value: Any = True) -> None:
         """Ask the backend for something, and keep it from a client that did not ask for it."""
@@ -104,11 +106,15 @@ class NoHooks:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Sent:
-    """What a turn was sent as: the prompt's text, the part of it that the store has, and the ids of the rest."""
+    """What a turn was sent as: the prompt's text, the part of it that the store has, and the ids of the rest.
+
+    ``asked``: the body with its conversation, of which an engine may be sent the ids alone.
+    """
 
     prompt: str
     known: str
     rest_ids: tuple[int, ...]
+    asked: dict[str, Any]
 
 
 class TraceHooks:
@@ -144,9 +150,11 @@ class TraceHooks:
         found: TraceMatch = await self._call("search", turn.session_id, prompt)
         rest = prompt[len(found.text) :]
         ids = await encode(turn, rest)
-        turn.state = _Sent(prompt, found.text, ids)
+        turn.state = _Sent(prompt, found.text, ids, turn.body)
+        if _is_lmdeploy(turn):
+            turn.body = _ids_alone(turn)
         turn.body["input_ids"] = [*found.token_ids, *ids]
-        if turn.format == "openai" and turn.stream:
+        if turn.format == "openai" and turn.stream and not _is_lmdeploy(turn):
             turn.want("return_output_ids_in_sglext")
         else:
             turn.want("return_token_ids")
@@ -163,7 +171,7 @@ class TraceHooks:
         text = self._template.said(answer)
         if answer.stop_token is not None and ids[-1] == answer.stop_token:
             text += self._template.stop
-        if not self._template.continued(turn.format, turn.body, answer).startswith(sent.prompt + text):
+        if not self._template.continued(turn.format, sent.asked, answer).startswith(sent.prompt + text):
             raise HookFailed(
                 "the conversation with this answer does not begin as it was sent: the template rewrites it"
             )
@@ -206,12 +214,35 @@ class TraceHooks:
             raise HookFailed(f"{method}: {type(error).__name__} of the trace store") from error
 
 
+def _is_lmdeploy(turn: Turn) -> bool:
+    return turn.engine.startswith("lmdeploy")
+
+
+def _ids_alone(turn: Turn) -> dict[str, Any]:
+    """The body of a turn for an engine that takes ids in the place of a conversation, never beside one.
+
+    LMDeploy v0.14.0 and later: with ids, messages that are not empty are refused with 400, and on /v1/messages so are
+    ``system``, ``tools`` and ``tool_choice`` (lmdeploy/serve/openai/serving_chat_completion.py, `check_request`;
+    lmdeploy/serve/anthropic/endpoints/messages.py). Earlier ones take no ids here at all.
+    """
+    dropped = ("system", "tools", "tool_choice") if turn.format == "anthropic" else ()
+    return {**{key: value for key, value in turn.body.items() if key not in dropped}, "messages": []}
+
+
 async def encode(turn: Turn, text: str) -> tuple[int, ...]:
-    """The ids of a text, as the turn's backend encodes it (SGLang's POST /tokenize). Raises HookFailed."""
+    """The ids of a text, as the turn's backend encodes it. Raises HookFailed.
+
+    By SGLang's POST /tokenize, or LMDeploy's POST /v1/encode.
+    """
     if not text:
         return ()
-    answer = await turn.ask("/tokenize", {"prompt": text, "add_special_tokens": False})
-    tokens = answer.get("tokens")
+    if _is_lmdeploy(turn):
+        route, field = "/v1/encode", "input_ids"
+        answer = await turn.ask(route, {"input": text, "do_preprocess": False, "add_bos": False})
+    else:
+        route, field = "/tokenize", "tokens"
+        answer = await turn.ask(route, {"prompt": text, "add_special_tokens": False})
+    tokens = answer.get(field)
     if not isinstance(tokens, list) or not all(type(token) is int for token in tokens):
-        raise HookFailed(f"/tokenize of the backend answered {json.dumps(answer)[:100]}, not {{tokens: [...]}}")
+        raise HookFailed(f"{route} of the backend answered {json.dumps(answer)[:100]}, not {{{field}: [...]}}")
     return tuple(tokens)

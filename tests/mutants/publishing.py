@@ -109,7 +109,7 @@ class KnowsAnotherEngine(Entrypoint):
     """Recognises the context rejection of another engine than the one that serves."""
 
     def __init__(self, config: EntrypointConfig, *args: Any) -> None:
-        super().__init__(config.model_copy(update={"engine": "lmdeploy 0.10"}), *args)
+        super().__init__(config.model_copy(update={"engine": "lmdeploy 0.16"}), *args)
 
 
 class StampsLate(Entrypoint):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
 
 import pytest
@@ -298,13 +299,10 @@ def test_a_recovered_replica_is_found_through_the_gateway() -> None:
 
 def test_the_whitelist_is_fixed_to_an_engine_and_its_version() -> None:
     sglang = RejectionPattern(EntrypointConfig())
-    lmdeploy = RejectionPattern(EntrypointConfig(engine="lmdeploy 0.10"))
     own = RejectionPattern(EntrypointConfig(engine="mine 1", rejections={"mine 1": "too long"}))
     typed = '{"error": {"code": "context_length_exceeded"}}'
     assert sglang.matches(HttpError(status=400, body=TOO_LONG))
     assert not sglang.matches(HttpError(status=400, body=typed))
-    assert lmdeploy.matches(HttpError(status=400, body=typed))
-    assert not lmdeploy.matches(HttpError(status=400, body="session id 7 is occupied"))
     assert own.matches(HttpError(status=400, body="much too long")) and not own.matches(
         HttpError(status=413, body="too long")
     )
@@ -312,3 +310,31 @@ def test_the_whitelist_is_fixed_to_an_engine_and_its_version() -> None:
         RejectionPattern(EntrypointConfig(engine="vllm 9"))
     with pytest.raises(ValueError, match="no regular expression"):
         RejectionPattern(EntrypointConfig(rejections={"sglang 0.5.23": "("}))
+
+
+def lmdeploy_error(message: str) -> HttpError:
+    """A 400 of LMDeploy v0.16.0 on /v1/chat/completions (`ErrorResponse` of lmdeploy/serve/openai/protocol.py)."""
+    body = {"message": message, "type": "invalid_request_error", "code": 400, "param": None, "object": "error"}
+    return HttpError(status=400, body=json.dumps(body))
+
+
+@pytest.mark.parametrize(
+    ("message", "refused"),
+    [
+        ("Input length (9000) must be smaller than the model context length (8192).", True),
+        ("The request exceeds the model context length.", True),
+        ("The session_id 7 is occupied.", False),
+        ("max_new_tokens must be at least 1, got 0.", False),
+        ("input_ids cannot be used when messages is non-empty. messages takes priority.", False),
+        ("Client disconnected", False),
+        ('unknown tool "The request exceeds the model context length."', False),
+    ],
+)
+def test_which_400_of_lmdeploy_was_before_anything_was_generated(message: str, refused: bool) -> None:
+    error = lmdeploy_error(message)
+    assert RejectionPattern(EntrypointConfig(engine="lmdeploy 0.16")).matches(error) is refused
+    anthropic = {"type": "error", "error": {"type": "invalid_request_error", "message": message}}
+    told = HttpError(status=400, body=json.dumps(anthropic))
+    assert RejectionPattern(EntrypointConfig(engine="lmdeploy 0.16")).matches(told) is refused
+    for minor in range(9, 16):  # they answer 200 where the context is too long, so none of their 400s is that
+        assert not RejectionPattern(EntrypointConfig(engine=f"lmdeploy 0.{minor}")).matches(error)
