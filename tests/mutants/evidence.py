@@ -49,7 +49,8 @@ class EvidenceMutant:
 
     def is_caught(self, verdict: Verdict) -> bool:
         rows = [row for row in verdict.checks if row.name.partition("(")[0] == self.check]
-        return verdict.result != "pass" and any(row.result == self.result for row in rows)
+        failed = verdict.result == "fail" if self.result == "fail" else verdict.result != "pass"
+        return failed and any(row.result == self.result for row in rows)
 
 
 _ROUTES = ["POST /scale_out", "GET /scale_out/{id}", "POST /scale_out/{id}/reconcile", "GET /engines"]
@@ -202,9 +203,14 @@ def phase_by_label(run: Run) -> None:
 
 
 def fault_not_injected(run: Run) -> None:
-    """The tool that finds the victim's process is missing: nothing was killed, and the run is called a pass."""
+    """The victim's process is not found, its id is null: nothing was killed, and the run is called a pass."""
     find(run, "s3_victim_identified").update(pid=None)
     find(run, "s3_victim_killed").update(pid=None)
+
+
+def tool_missing(run: Run) -> None:
+    """The tool that finds the victim's process is missing: the kill is left out, and the run is called a pass."""
+    run["events.json"] = [one for one in run["events.json"] if not one["event"].startswith("s3_victim_")]
 
 
 def lost_operation(run: Run) -> None:
@@ -305,7 +311,8 @@ EVIDENCE_MUTANTS: tuple[EvidenceMutant, ...] = (
     EvidenceMutant("idle victim", "M51", "failures", idle_victim, "victims_busy"),
     EvidenceMutant("victim not looked at", "M51", "failures", victim_not_looked_at, "victims_busy", "inconclusive"),
     EvidenceMutant("phase by its label", "M52", "autoscaler", phase_by_label, "stated_verdict"),
-    EvidenceMutant("fault not injected", "M53", "failures", fault_not_injected, "faults_hit", "inconclusive"),
+    EvidenceMutant("fault not injected", "M53", "failures", fault_not_injected, "stated_verdict"),
+    EvidenceMutant("fault left out", "M53", "failures", tool_missing, "stated_verdict"),
     EvidenceMutant("accepted id is lost", "M54, H12", "manual", lost_operation, "operations_end"),
     EvidenceMutant("load failed, verdict passes", "M49", "manual", contradiction, "load_answered"),
     EvidenceMutant("request failed, verdict passes", "M49", "autoscaler", failed_request, "unexplained_failures"),
