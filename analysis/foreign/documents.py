@@ -1,4 +1,4 @@
-"""Pages that lie beside an imported run, held against what they speak of (M40 to M42, M46; scaling_acceptance.md 9).
+"""Pages that lie beside an imported run, held against what they speak of (M39c to M42, M46; scaling_acceptance.md 9).
 
 Read are Markdown pages and OpenAPI documents. What a page states and what is so go into the evidence side by side; the
 criterion ``documents_agree`` compares them.
@@ -20,8 +20,16 @@ _SHORT = re.compile(r"(?<![0-9a-f/])\b(?=[0-9a-f]*\d)(?=[0-9a-f]*[a-f])[0-9a-f]{
 _NAMED = re.compile(r"\bcommits?\b[\s`|:]{1,5}([0-9a-f]{7,12})\b", re.IGNORECASE)
 _HEAD = re.compile(r"(?:final|newest|current|branch) head\b[^0-9a-f\n]{0,40}\b([0-9a-f]{7,40})\b", re.IGNORECASE)
 _WITHDRAWN = (re.compile(r"zero errors|no errors", re.IGNORECASE), re.compile(r"no (?:train\w* )?stall", re.IGNORECASE))
+_KEPT = re.compile(r"\bcache\b.{0,80}\b(?:survives|stays|is kept)\b|\b(?:keeps?|retains?)\b.{0,60}\bcache\b", re.I)
+_NOT_KEPT = re.compile(r"\b(?:off|not|no|never|without|loses?|lost|only)\b", re.I)
+_SENTENCE = re.compile(r"(?<=[.!?])\s+|\n\s*\n|\n(?=\s*\|)")
 _ROUTE = re.compile(r"\b(GET|POST|PATCH|PUT|DELETE)\b[\s`|]+(/[\w/{}.\-]*)")
 _LARGEST = 4 << 20
+
+WITHOUT_CACHE = {"blackwell": "flashinfer"}
+"""GPUs on which deterministic mode has no prefix cache, and the backend that is chosen there (scaling.md 8)."""
+KEEP_IT = ("fa3", "fa4", "triton")
+"""Backends that keep it."""
 
 
 def check(files: Files, builder: Builder) -> None:
@@ -39,7 +47,9 @@ def check(files: Files, builder: Builder) -> None:
         elif content is not None:
             pages.append((path.name, content))
     for name, content in pages:
-        for subject, stated, found_, about in [*_pins(files, content), *_commits(content), *_claims(files, content)]:
+        for subject, stated, found_, about in [
+            *_pins(files, content), *_commits(content), *_claims(files, content), *limits(content)
+        ]:  # fmt: skip
             builder.add(
                 0.0, "foreign.document", name=text(name, 120), about=about, subject=subject, stated=stated, found=found_
             )
@@ -80,6 +90,25 @@ def _claims(files: Files, content: str) -> list[tuple[str, str, str, str]]:
         if any(claim.search(line) for claim in _WITHDRAWN) and "withdrawn" not in line.lower():
             found = f"withdrawn by {REANALYSIS} ({text(errors, 20)} error lines that are not benign)"
             rows.append((text(line.strip(), 120), "as it stands", found, "claim"))
+    return rows
+
+
+def limits(content: str) -> list[tuple[str, str, str, str]]:
+    """What a page says of the prefix cache on GPUs on which deterministic mode has none, with the backend chosen there.
+
+    Such a claim reads well, and with long prompts of one prefix it wedges a scheduler (M39, M39c). A sentence that
+    names another backend, which does keep it, is none.
+    """
+    rows = []
+    for sentence in _SENTENCE.split(content):
+        plain = " ".join(sentence.split())
+        if not _KEPT.search(plain) or _NOT_KEPT.search(plain):
+            continue
+        if any(re.search(rf"\b{one}\b", plain, re.I) for one in KEEP_IT):
+            continue
+        for gpu, chosen in WITHOUT_CACHE.items():
+            if re.search(rf"\b{gpu}\b", plain, re.I):
+                rows.append((text(plain, 120), "the cache is kept", f"with {chosen} it is off", "limit"))
     return rows
 
 

@@ -13,9 +13,11 @@ from typing import Any
 import pytest
 
 from analysis.errors import BadInput
+from analysis.foreign.documents import KEEP_IT, WITHOUT_CACHE, limits
 from analysis.foreign.genrm import import_genrm
 from analysis.rundir import RunDir
 from analysis.verdict import judge_run
+from protocol.serving.determinism import GENERATIONS, KEEPS_PREFIXES, attention_backend
 from tests.conftest import shared_folder
 from tests.mutants.evidence import EVIDENCE_MUTANTS, EvidenceMutant
 from tests.mutants.foreign_runs import SOUND, altered, find, state, write
@@ -241,3 +243,31 @@ def test_a_folder_of_runs_is_none_and_names_them(tmp_path: pathlib.Path) -> None
     ran = subprocess.run(command, capture_output=True, text=True, cwd=pathlib.Path(__file__).parents[2], check=False)
     assert ran.returncode == 3
     assert "this folder holds runs, and is none; import one of them: 'one'" in ran.stderr
+
+
+@pytest.mark.parametrize(
+    ("page", "claims"),
+    [
+        ("Deterministic mode on Blackwell takes flashinfer; there the prefix cache survives.", 1),
+        ("| Blackwell | flashinfer keeps the radix cache |", 1),
+        ("# fa3 before Blackwell.\n# flashinfer on Blackwell: the prefix\n# cache stays.", 1),
+        ("On Blackwell flashinfer is taken, with the prefix cache off.", 0),
+        ("On Blackwell it is flashinfer, which does not keep the prefix cache.", 0),
+        ("On Blackwell triton keeps the prefix cache.", 0),
+        ("On Hopper the prefix cache survives.", 0),
+        ("The prefix cache survives. Blackwell is another matter.", 0),
+    ],
+)
+def test_a_page_states_the_limit_of_deterministic_mode(page: str, claims: int) -> None:
+    """M39c: with the backend that is chosen on Blackwell there is no prefix cache, and nobody may say otherwise."""
+    assert len(limits(page)) == claims, limits(page)
+
+
+def test_our_own_pages_state_it() -> None:
+    chosen = {gpu: attention_backend(True, gpu, "", "") for gpu in GENERATIONS}
+    assert {gpu: one for gpu, one in chosen.items() if one not in KEEPS_PREFIXES} == WITHOUT_CACHE
+    assert KEEP_IT == KEEPS_PREFIXES
+    root = pathlib.Path(__file__).parents[2]
+    pages = [*root.glob("docs/*.md"), root / "README.md", root / "protocol/serving/determinism.py"]
+    assert {page.name: limits(page.read_text()) for page in pages if limits(page.read_text())} == {}
+    assert "Blackwell" in (root / "docs/gpu.md").read_text()

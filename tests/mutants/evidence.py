@@ -1,4 +1,4 @@
-"""Wrong evidence and wrong verdict scripts (M40 to M54): published runs that say more than they show.
+"""Wrong evidence and wrong verdict scripts (M39c to M54): published runs that say more than they show.
 
 Each is a sound hand-made run with one thing changed. Caught means: ``import genrm`` and the checks do not let it pass,
 and the declared check says so; the sound run passes. Credit is as for other mutants: the check must say *fail*, or
@@ -24,7 +24,7 @@ class EvidenceMutant:
 
     Args:
         name: unique.
-        source: M40 to M54, with their letters, or a hazard.
+        source: M39c to M54, with their letters, or a hazard.
         kind: key of ``SOUND``, the right run.
         alter: makes it wrong; the first line of its docstring says what is wrong.
         check: row that must not pass.
@@ -75,6 +75,11 @@ def undocumented_route(run: Run) -> None:
 def field_not_in_schema(run: Run) -> None:
     """The OpenAPI document lacks cleanup_required in the status of an operation."""
     _api(run, _ROUTES, field="other")
+
+
+def cache_said_to_survive(run: Run) -> None:
+    """A page says that the prefix cache survives deterministic mode on Blackwell, where it is off."""
+    run["index.md"] = "# Notes\n\nDeterministic mode takes flashinfer on Blackwell;\nthere the prefix cache survives.\n"
 
 
 def claim_not_withdrawn(run: Run) -> None:
@@ -288,6 +293,7 @@ def wrong_replica_removed(run: Run) -> None:
 
 
 EVIDENCE_MUTANTS: tuple[EvidenceMutant, ...] = (
+    EvidenceMutant("cache said to survive", "M39c", "manual", cache_said_to_survive, "documents_agree"),
     EvidenceMutant("undocumented route", "M40", "manual", undocumented_route, "documents_agree"),
     EvidenceMutant("field missing from the schema", "M41", "manual", field_not_in_schema, "documents_agree"),
     EvidenceMutant("withdrawn claim", "M42", "training", claim_not_withdrawn, "documents_agree"),
