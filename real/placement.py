@@ -37,7 +37,7 @@ class RayPlacementGroups:
         run: id of the run; ``table`` shows the groups of this run alone.
         log: where the calling process's evidence goes.
         new_id: makes unique names, which Ray asks for.
-        notes: what faults have done to the run's groups.
+        notes: what faults have done to the run's groups, and what has been told of them.
     """
 
     def __init__(self, run: str, log: ProcessLog, new_id: Any, notes: GroupNotes) -> None:
@@ -144,7 +144,8 @@ class RayPlacementGroups:
     def _observe(self, group_id: str, state: PlacementState) -> PlacementState:
         if self._seen.get(group_id) != state:
             self._seen[group_id] = state
-            self._log.emit("placement.state", group=group_id, state=state, owner=self._log.actor)
+            if self._notes.is_news(group_id, state):  # who comes to a group late has not seen it change
+                self._log.emit("placement.state", group=group_id, state=state, owner=self._log.actor)
         return state
 
 

@@ -29,7 +29,7 @@ class Request(NamedTuple):
 
 
 class GroupNotes:
-    """The notes of one run about its groups.
+    """The notes of one run about its groups, those of faults and what its processes have told of them.
 
     Args:
         folder: of the run.
@@ -39,6 +39,21 @@ class GroupNotes:
         self._stuck = pathlib.Path(folder, "faults", "stuck")
         self._instead = pathlib.Path(folder, "faults", "instead")
         self._late = pathlib.Path(folder, "faults", "late")
+        self._told = pathlib.Path(folder, "groups")
+
+    # ---- what is told of groups ----
+
+    def is_news(self, group_id: str, state: str) -> bool:
+        """Whether no process has told yet that a group is in a state. From now on one has."""
+        path = self._told / group_id
+        try:
+            last = path.read_text()
+        except FileNotFoundError:
+            last = ""
+        if last in (state, "REMOVED"):  # nothing comes after that: who says otherwise has looked before
+            return False
+        _write(path, state)
+        return True
 
     # ---- stuck groups ----
 
@@ -101,6 +116,6 @@ def _files(folder: pathlib.Path) -> list[pathlib.Path]:
 
 def _write(path: pathlib.Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    fresh = path.with_suffix(".new")
+    fresh = path.with_name(f"{path.name}.{os.getpid()}.new")  # others may write it, too
     fresh.write_text(text)
     os.replace(fresh, path)

@@ -12,7 +12,7 @@ from typing import Any
 from protocol.errors import NetworkError
 from protocol.evidence import Event, decode
 from protocol.messages import GenerateRequest
-from protocol.ports import EngineClient, EngineSpec, backend
+from protocol.ports import EngineClient, EngineSpec, PlacementState, backend
 
 Body = Callable[[Any, "Faults"], Awaitable[None]]
 
@@ -157,6 +157,9 @@ class Counter:
 
     async def read(self, path: str) -> bytes:
         return await backend().storage.read(path)
+
+    async def groups(self) -> dict[str, PlacementState]:
+        return await backend().placement_groups.table()
 
     async def wall_time(self) -> float:
         return backend().wall_time()

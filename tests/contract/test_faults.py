@@ -586,6 +586,21 @@ class TestClocks:
 
 
 class TestPlacement:
+    def test_a_state_of_a_group_is_told_once_whoever_looks(self, world: FaultedArm) -> None:
+        async def body(backend: Any, faults: Faults) -> None:
+            groups = backend.placement_groups
+            counter = await backend.spawn(Counter, name="counter")
+            group = await groups.create(BUNDLE, strategy="PACK", name="group")
+            await groups.wait_created(group, 10.0)
+            assert await counter.groups() == {group: "CREATED"}
+            await groups.remove(group)
+            while (await groups.table())[group] != "REMOVED":
+                await asyncio.sleep(0.01)
+            assert await counter.groups() == {group: "REMOVED"}
+
+        states = told(world.run(body), "placement.state", "state")
+        assert states == [("PENDING",), ("CREATED",), ("REMOVED",)]
+
     def test_a_stuck_group_stays_pending_until_it_is_healed(self, world: FaultedArm) -> None:
         async def body(backend: Any, faults: Faults) -> None:
             groups = backend.placement_groups
