@@ -73,7 +73,8 @@ WAYS: dict[str, tuple[str, str]] = {
     ),
     "removal_refused": ("the call is answered with an error", "the port raises, and Ray is not asked"),
     "node_loss": (
-        "its processes end, and others notice after the health time-out; with `zombie` they act on",
+        "its processes end, and others notice after the health time-out; with `zombie` they act on until it is healed, "
+        "which ends them and breaks their connections",
         "its raylet and everything below it is SIGKILLed, which others notice within a second or so; at healing a "
         "raylet of the same name starts. Not the head (node-0), not `zombie`, not on a cluster given by `--ray`",
     ),
