@@ -156,9 +156,7 @@ class Caller:
         else:
             await self._receive(passing, handle, peer.call.remote(header, args, kwargs), to)
 
-    async def _nothing_comes(
-        self, passing: Passing, handle: RealHandle, to: asyncio.Future[Any] | RealStream
-    ) -> None:
+    async def _nothing_comes(self, passing: Passing, handle: RealHandle, to: asyncio.Future[Any] | RealStream) -> None:
         """A message is lost; its caller hears of nothing but the callee's death."""
         peer = self.peer(handle)
         error: SeatrialError = died(handle, passing.method, Outcome.UNKNOWN)
