@@ -13,7 +13,7 @@ from protocol.errors import ActorDied, NameTaken, NoSuchActor, Outcome, Placemen
 from protocol.ports import Engines, Limits, Objects, Placement, Signal, Storage
 from sim.actors import ActorProcess, cause
 from sim.births import Birth, SpawnSpec
-from sim.calls import ActorRef, Call, Method, OrderedRef, RemoteStream, remote_methods
+from sim.calls import ActorRef, Call, OrderedRef, RemoteStream, Sender, remote_methods
 from sim.cluster import Cluster
 from sim.copying import SMALL, Copier, nominal_size, serialise
 from sim.deaths import Deaths, local_zombie
@@ -104,15 +104,16 @@ class ActorSystem:
     # --- calls ---
 
     def send_call(
-        self, caller: ActorProcess, ref: ActorRef, method: Method, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, caller: ActorProcess, sender: Sender, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Call | RemoteStream:
         """Send a call; see ``protocol.ports.ActorHandle``. Raises TypeError: an argument cannot be serialised."""
-        call = Call(caller, ref, method)
+        ref, method = sender.ref, sender.method
+        call = Call(caller, sender)
         sent = RemoteStream(call) if method.stream else call
         if not caller.alive:
             return sent  # the rest of a dead process's step: nobody will ever see an answer
         packed = call.packed = self.copier.pack_call(args, kwargs)
-        name, incarnation = ref._name, ref._incarnation
+        name, incarnation = sender.name, sender.incarnation
         target = self._processes.get(name)
         reachable = True
         if target is None or target.incarnation != incarnation or not target.alive or target.declared_dead:

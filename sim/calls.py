@@ -104,11 +104,10 @@ class ActorRef:
         method = None if name.startswith("_") else self._methods.get(name)
         if method is None:
             raise AttributeError(f"{name!r} is no remote method (public `async def`) of actor {object.__repr__(self)}")
-        sender = Sender(self, method)
-        if type(self) is ActorRef:
-            # Found directly from the second time on. The sender holds a twin, for a cycle would outlive its last use.
-            sender.ref = ActorRef(self._name, self._incarnation, self._methods)
-            self.__dict__[name] = sender
+        if type(self) is not ActorRef:
+            return Sender(self, method)
+        # Found directly from the second time on. The sender holds a twin, for a cycle would outlive its last use.
+        sender = self.__dict__[name] = Sender(ActorRef(self._name, self._incarnation, self._methods), method)
         return sender
 
     def __eq__(self, other: object) -> bool:
@@ -155,19 +154,23 @@ def _arrive(name: str, incarnation: int, ordered: bool) -> ActorRef:
 
 
 class Sender:
-    """``handle.method``: calling it sends."""
+    """``handle.method``: calling it sends.
 
-    __slots__ = ("ref", "method")
+    ``name`` and ``incarnation`` are the handle's: a class with a ``__getattr__`` is slow to read from.
+    """
+
+    __slots__ = ("ref", "name", "incarnation", "method")
 
     def __init__(self, ref: ActorRef, method: Method) -> None:
         self.ref = ref
+        self.name = ref._name
+        self.incarnation = ref._incarnation
         self.method = method
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        ref = self.ref
         backend = getattr(_get_running_loop(), "seatrial_backend", None)
-        process = calling_process(ref) if backend is None else backend.process
-        return process.system.send_call(process, ref, self.method, args, kwargs)
+        process = calling_process(self.ref) if backend is None else backend.process
+        return process.system.send_call(process, self, args, kwargs)
 
 
 def calling_process(ref: ActorRef) -> ActorProcess:
@@ -210,12 +213,12 @@ class Call:
     waiter: asyncio.Future[None] | None = None
     more_waiters: list[asyncio.Future[None]] | None = None
 
-    def __init__(self, caller: ActorProcess, ref: ActorRef, spec: Method) -> None:
+    def __init__(self, caller: ActorProcess, sender: Sender) -> None:
         self.caller = caller
-        self.ref_name = ref._name
-        self.ref_incarnation = ref._incarnation
-        self.spec = spec
-        self.method = spec.name
+        self.ref_name = sender.name
+        self.ref_incarnation = sender.incarnation
+        self.spec = sender.method
+        self.method = sender.method.name
 
     def __repr__(self) -> str:
         return f"<call {self.number} {self.ref_name}/{self.ref_incarnation}.{self.method}>"

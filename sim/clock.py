@@ -57,8 +57,8 @@ class Entry:
 _new_entry = Entry.__new__
 NEVER_NS = 1 << 80
 """From this time on (38 million years) nothing happens any more: what is scheduled then is kept, and never due."""
-FEW_CANCELLED = 1000
-"""So many cancelled entries may lie in the queue, whatever its length."""
+FEW_CANCELLED = 100
+"""So many cancelled entries may lie in the queue, whatever its length; the number is asyncio's own."""
 
 
 class Clock(simpy.Environment):
