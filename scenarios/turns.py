@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from protocol.errors import SeatrialError
+from protocol.errors import ActorDied, SeatrialError
 from protocol.messages import GenerateRequest
-from protocol.ports import ActorHandle
+from protocol.ports import ActorHandle, backend
 from protocol.serving.entrypoint import TurnResult
 from scenarios.client import record_answer, record_failure
 
@@ -64,7 +64,11 @@ async def retire(controller: ActorHandle, session: str) -> bool:
     """Tell the RolloutController that an episode is over, whatever became of it (A-I6); whether it acknowledged."""
     try:
         async with asyncio.timeout(_RETIRE_S):
-            await controller.retire_route_sessions((session,))
+            try:
+                await controller.retire_route_sessions((session,))
+            except ActorDied:  # which does no harm twice: whoever came after it is told
+                again = await backend().lookup(controller.name)
+                await again.retire_route_sessions((session,))
         return True
     except (SeatrialError, TimeoutError):
         return False

@@ -88,6 +88,17 @@ class Barrier:
         stage = "sealing" if self.changed or self.rebuilt else self.stage
         return BarrierView(self.epoch, stage, tuple(self.topology), tuple(self.fenced), self.newest)
 
+    def refuse_undrained(self) -> None:
+        """A gate that was restarted after the drain is not sealed: it may be open by now, and its turns run.
+
+        Raises BarrierError, *not done*.
+        """
+        if self.stage == "sealing":
+            raise BarrierError(f"epoch {self.epoch} is not drained", outcome=Outcome.NOT_DONE)
+        if self.rebuilt:
+            text = f"{self.rebuilt} was restarted in the barrier of epoch {self.epoch}: prepare another one"
+            raise BarrierError(text, outcome=Outcome.NOT_DONE)
+
     @property
     def going_on(self) -> tuple[Member, ...]:
         """The entrypoints that will be opened."""

@@ -36,16 +36,7 @@ from protocol.errors import BarrierError, GatePoisoned, Outcome, SeatrialError
 from protocol.messages import EngineAddress
 from protocol.ports import ActorHandle, backend
 from protocol.serving.admin import AdminResult, reported_weights
-from protocol.serving.barrier import (
-    Barrier,
-    BarrierView,
-    Member,
-    Stages,
-    Topology,
-    loop_time,
-    nobody,
-    refuse_older,
-)
+from protocol.serving.barrier import Barrier, BarrierView, Member, Stages, Topology, loop_time, nobody, refuse_older
 from protocol.serving.gate import GateSnapshot
 from protocol.serving.peer import PEER_LOST, Peer
 
@@ -206,11 +197,11 @@ class RolloutController(Stages):
     async def targets(self) -> tuple[EngineAddress, ...]:
         """The backends of the barrier that are to be updated, by their present addresses.
 
-        Raises BarrierError, *not done*: nothing is drained, there is no backend at all, or the topology has changed.
+        Raises BarrierError, *not done*: nothing is drained, a gate was restarted since, there is no backend at all, or
+        the topology has changed.
         """
         barrier = self._required("targets")
-        if barrier.stage == "sealing":
-            raise BarrierError(f"epoch {barrier.epoch} is not drained", outcome=Outcome.NOT_DONE)
+        barrier.refuse_undrained()
         await self._check_topology(barrier)
         await self._keep_hold(self._admin.update_timeout_s)
         return tuple(barrier.active.values())
@@ -233,11 +224,7 @@ class RolloutController(Stages):
         """
         with self._alone("resume_requests"):
             barrier = self._required("resume_requests")
-            if barrier.stage == "sealing":
-                raise BarrierError(f"epoch {barrier.epoch} is not drained", outcome=Outcome.NOT_DONE)
-            if barrier.rebuilt:
-                text = f"{barrier.rebuilt} was restarted in the barrier of epoch {barrier.epoch}: prepare another one"
-                raise BarrierError(text, outcome=Outcome.NOT_DONE)
+            barrier.refuse_undrained()
             self._refuse_older(model_step, barrier.newest)
             deadline = self._deadline(timeout_s, self._config.resume_timeout_s)
             try:

@@ -24,6 +24,7 @@ from protocol.errors import (
 )
 from protocol.messages import EngineAddress, GenerateRequest, GenerateResult, message
 from protocol.ports import ActorHandle, EngineClient, backend, data_call
+from protocol.serving.engine_work import AT_WORK, figures, says_idle
 from protocol.serving.gate import RequestLease, SettlementReceipt
 from protocol.serving.peer import PEER_LOST, Peer
 from protocol.serving.settlement import RejectionPattern, answered, failed
@@ -75,10 +76,13 @@ class Entrypoint:
         """Leases under which a turn may be running: incarnation of the gate that granted each."""
         self._oldest = 0
         """Leases of incarnations before this one begin nothing any more."""
+        self._inherited = False
+        """Whether turns of an earlier incarnation of this process may run at the replica: nobody else knows of them."""
         self._telling: dict[asyncio.Task[None], None] = {}
 
     async def start(self) -> None:
         self._client = backend().engines.client(self._address)
+        self._inherited = backend().me.incarnation > 1  # the first is 1
 
     async def stop(self) -> None:
         for task in (*self._turns, *self._telling):
@@ -126,11 +130,31 @@ class Entrypoint:
         Asked before weights change behind a gate that was restarted: it knows only of the leases that it has granted
         itself. An end of unknown outcome counts as left until the gate that lives has heard of it.
 
+        Where this process was restarted too, both are gone who knew of a turn, and only the replica can say that it
+        has ended: not quiet until that was seen with nothing to do.
+
         Args:
             incarnation: of the gate that lives.
         """
         self._oldest = max(self._oldest, incarnation)
-        return all(granted_by >= incarnation for granted_by in self._held.values())
+        if any(granted_by < incarnation for granted_by in self._held.values()):
+            return False
+        if self._inherited and await self._idle():
+            self._inherited = False
+        return not self._inherited
+
+    async def _idle(self) -> bool:
+        """Whether the replica, as it is now, says that nothing runs there and nothing waits."""
+        limit_s = self._config.call_timeout_s / 2  # who asks waits for about twice as long
+        try:
+            client = await self._replica()
+            status, page = await client.get("/metrics", connect_timeout_s=limit_s, read_timeout_s=limit_s)
+            return status == 200 and says_idle(figures(page, AT_WORK))
+        except NetworkError:
+            self._stale = True  # dead, perhaps, and another process in its place, where nothing of before can run
+            return False
+        except ValueError:
+            return False
 
     async def _turn(self, request: GenerateRequest) -> TurnResult:
         me = backend().me.name

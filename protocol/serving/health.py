@@ -24,7 +24,7 @@ from protocol.config import HealthConfig
 from protocol.errors import ConnectionRefused, NetworkError, ReadTimeout
 from protocol.messages import EngineAddress
 from protocol.ports import ActorHandle, EngineClient, backend
-from protocol.prometheus import as_float, families
+from protocol.serving.engine_work import AT_WORK, figures, says_idle
 from protocol.serving.gateway import HealthView
 from protocol.serving.peer import PEER_LOST, Peer
 
@@ -35,9 +35,6 @@ _PROGRESS = (
     "sglang:num_used_tokens",
     "sglang:num_running_reqs",
 )
-# Nothing in these: the engine says that it has nothing to do. The gauges of a stuck scheduler are old ones; the count
-# of open HTTP requests is the server's own, but leaves out streams, and has the requests of the probes (GET) in it.
-_AT_WORK = ("sglang:num_running_reqs", "sglang:num_queue_reqs", "sglang:http_requests_active")
 
 
 class _Progress(NamedTuple):
@@ -334,18 +331,14 @@ class HealthProber:
             status, text = await watched.client.get("/metrics", connect_timeout_s=timeout_s, read_timeout_s=timeout_s)
             if status != 200:
                 return None
-            totals: dict[str, float] = {}
-            for family in families(text):
-                for sample in family.samples:
-                    if (sample.name in _PROGRESS or sample.name in _AT_WORK) and sample.labels.get("method") != "GET":
-                        totals[sample.name] = totals.get(sample.name, 0.0) + as_float(sample.value)
+            totals = figures(text, _PROGRESS + AT_WORK)
         except (NetworkError, ValueError):
             return None
         counters = tuple(totals.get(name, 0.0) for name in _PROGRESS)
         if totals.keys().isdisjoint(_PROGRESS) or not all(map(math.isfinite, counters)):
             # NaN equals nothing, so a wedge behind it would never be seen; infinity always equals itself.
             return None
-        return _Progress(counters, all(totals.get(name) == 0 for name in _AT_WORK))
+        return _Progress(counters, says_idle(totals))
 
     # --- may it come back? ---
 

@@ -14,9 +14,10 @@ left behind a closed gate, by name, while the others go on (`protocol.serving.co
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 from protocol.config import AdminConfig
-from protocol.errors import BarrierError, HttpError, NetworkError, Outcome, SeatrialError
+from protocol.errors import ActorDied, BarrierError, HttpError, NetworkError, NoSuchActor, Outcome, SeatrialError
 from protocol.messages import EngineAddress, ExportManifest, WeightUpdate
 from protocol.ports import ActorHandle, EngineClient, backend
 from protocol.serving.admin import post_update_weights, reported_weights
@@ -66,6 +67,7 @@ class WeightPublisher:
 
         Raises:
             GatePoisoned: *not done*, and no publication will be.
+            ActorDied: the controller has died; what comes after it is asked the next time.
             BarrierError, StorageError: the barrier stays; nothing is open that serves another version. *Not done* for
                 a version that is older than an installed one: nothing has changed, and a newer one may be published.
         """
@@ -74,16 +76,34 @@ class WeightPublisher:
             refuse_older(model_step, self._newest)
             path = await self._export(model_step)
             manifest = await load_manifest(backend().storage, path)
-            barrier: BarrierView | None = await self._controller.barrier()
+            barrier: BarrierView | None = await self._ask("barrier")
             if barrier is not None:
                 refuse_older(model_step, barrier.newest)
             if barrier is None or barrier.stage == "sealing":
-                await self._controller.prepare_pause(model_step=model_step)
+                await self._ask("prepare_pause", model_step=model_step)
             if barrier is None or barrier.stage != "resuming":
                 # Once the reopening has begun, gates may be open: weights are in everywhere, and stay what they are.
                 await self._update(path, manifest)
             self._newest = max(self._newest, model_step)
-            await self._controller.resume_requests(model_step)
+            await self._ask("resume_requests", model_step)
+
+    async def _ask(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        """Call the controller as long as it takes: its deadlines bound that.
+
+        One that has died is found again by name. A call that was never sent is made there at once. Of any other nobody
+        knows what was done, and it fails; the next publication asks the one that lives, which begins another epoch over
+        all entrypoints.
+        """
+        try:
+            return await getattr(self._controller, method)(*args, **kwargs)
+        except ActorDied as death:
+            try:
+                self._controller = await backend().lookup(self._controller.name)
+            except NoSuchActor:
+                raise death from None  # nobody has restarted it yet
+            if death.outcome is not Outcome.NOT_DONE:
+                raise
+        return await getattr(self._controller, method)(*args, **kwargs)
 
     async def _export(self, model_step: int) -> str:
         path = self._exported.get(model_step)
@@ -95,7 +115,7 @@ class WeightPublisher:
     async def _update(self, path: str, manifest: ExportManifest) -> None:
         """Raises BarrierError when any backend does not serve the version afterwards, or there is none at all."""
         # Asked for each publication: a recovered backend has another address (W-1).
-        targets: tuple[EngineAddress, ...] = await self._controller.targets()
+        targets: tuple[EngineAddress, ...] = await self._ask("targets")
         if not targets:
             raise BarrierError("no backend to update", outcome=Outcome.NOT_DONE)
         if self._sync is not None:
@@ -117,11 +137,11 @@ class WeightPublisher:
         except BarrierError:
             if not self._fence or len(failed) == len(targets):
                 raise
-            await self._controller.fence(tuple((name, error.message) for name, error in sorted(failed.items())))
+            await self._ask("fence", tuple((name, error.message) for name, error in sorted(failed.items())))
 
     async def _by_ranks(self, sync: WeightSync, targets: tuple[EngineAddress, ...], manifest: ExportManifest) -> None:
         """The update by training ranks. A label alone is not believed: every backend is asked what it serves."""
-        inactive: tuple[EngineAddress, ...] = await self._controller.inactive()
+        inactive: tuple[EngineAddress, ...] = await self._ask("inactive")
         failed = {failure.name: failure.why for failure in await sync.update(manifest.version, targets, inactive)}
         slots = asyncio.Semaphore(self._admin.fan_out)
 
@@ -137,7 +157,7 @@ class WeightPublisher:
         if not self._fence or len(failed) == len(targets):
             first = "; ".join(f"{name}: {why}" for name, why in named[:4])
             raise BarrierError(f"updated: {len(failed)} of {len(targets)} failed, {first}", failed=len(failed))
-        await self._controller.fence(named)
+        await self._ask("fence", named)
 
     async def _load(self, client: EngineClient, path: str, manifest: ExportManifest) -> None:
         backend_id = (client.address.name, client.address.incarnation)

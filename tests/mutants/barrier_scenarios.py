@@ -50,6 +50,23 @@ BARRIER_SCENARIOS: dict[str, str] = {
 """,
         output="uniform: {low: 60, high: 90}",
     ),
+    "both_die": _scenario(
+        "both_die",
+        "A gate and its entrypoint die under turns that take long, and a version is published at once.",
+        steps=_SLOW
+        + """- when: {event: gate.granted, where: {actor: gate-policy-0}, from_s: 1.4, phase: before}
+  do: restart_empty
+  target: gate-policy-0
+- when: {event: fault.injected, where: {name: restart_empty, target: gate-policy-0}}
+  do: restart_empty
+  target: entrypoint-policy-0
+- when: {event: fault.injected, where: {name: restart_empty, target: entrypoint-policy-0}}
+  after_s: 0.3
+  do: publish
+  with: {model_step: 1, attempts: 8, retry_s: 0.3}
+""",
+        output="uniform: {low: 60, high: 90}",
+    ),
     "gate_dies_resuming": _scenario(
         "gate_dies_resuming",
         "A gate dies when its version is to be installed: the next tries begin another epoch.",
@@ -59,6 +76,17 @@ BARRIER_SCENARIOS: dict[str, str] = {
   do: restart_empty
   target: gate-policy-0
 """,
+    ),
+    "controller_dies": _scenario(
+        "controller_dies",
+        "The controller dies when everything is drained: the one that comes after it begins another epoch over all.",
+        steps="""
+- {at_s: 0.8, do: publish, with: {model_step: 1, attempts: 8, retry_s: 0.5}}
+- when: {event: controller.stage, where: {stage: drained, epoch: 2}}
+  do: restart_empty
+  target: controller-policy
+""",
+        output="uniform: {low: 30, high: 48}",
     ),
     "late_turns": _scenario(
         "late_turns",

@@ -129,6 +129,21 @@ class AsksOnce(Entrypoint):
         return gate, lease
 
 
+class KeepsADeadController(WeightPublisher):
+    """Asks the controller that it was given, for ever, also when that is dead and another one is up."""
+
+    async def _ask(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        return await getattr(self._controller, method)(*args, **kwargs)
+
+
+class BeginsAnew(Entrypoint):
+    """Restarted, it knows of no turn, and so says that none is left at its replica."""
+
+    async def start(self) -> None:
+        await super().start()
+        self._inherited = False
+
+
 def _controller(name: str, source: str, cls: type, scenario: str, check: str) -> Mutant:
     return Mutant(name, source, "controller", RolloutController, cls, scenario, check)
 
@@ -146,6 +161,12 @@ BARRIER_MUTANTS = (
         "retired turns sent late", "A-I2", "affinity", SessionAffinityRouter, RetiresAlone, "late_turns",
         "one_backend_a_session",
     ),
+    Mutant(
+        "dead controller kept", "C-I2", "publisher", WeightPublisher, KeepsADeadController, "controller_dies",
+        "every_wait_ends",
+    ),
+    Mutant("turns of a dead entrypoint forgotten", "G-I1", "entrypoint", Entrypoint, BeginsAnew, "both_die",
+           "no_update_under_lease"),
     Mutant("lost grant is nobody's", "G-I4", "entrypoint", Entrypoint, AsksOnce, "lost_grants", "leases_add_up"),
     Mutant(
         "gate born with an old version", "G-I5", "gate", RequestGate, IsBornOpen, "publish_gate_restarted",

@@ -22,7 +22,7 @@ from protocol.serving.controller import RolloutController
 from protocol.serving.entrypoint import TurnResult
 from protocol.serving.gate import RequestGate
 from protocol.training.publication import WeightPublisher
-from tests.protocol.fake import FakeBackend, run
+from tests.protocol.fake import FakeBackend, FakeHandle, run
 from tests.protocol.serving.world import ADMIN, CONTROLLER, Fleet, fleet_of, raised
 
 
@@ -653,6 +653,69 @@ def test_a_gate_that_a_question_finds_again_in_a_preparation_does_not_pass_as_dr
         assert view is not None and (view.stage, view.epoch) == ("sealing", 2)
         await fleet.publisher.publish(1)
         assert all(s.open and s.model_step == 1 and s.epoch == 2 for s in await fleet.snapshots())
+
+    run(body)
+
+
+def test_no_backend_is_named_for_an_update_once_a_gate_of_the_drained_barrier_was_restarted() -> None:
+    """It is not sealed: one that is born open grants turns, which would run while the weights change."""
+
+    async def body(world: FakeBackend) -> None:
+        fleet = await (await fleet_of(world, 2)).opened()
+        await fleet.controller.prepare_pause()
+        assert len(await fleet.controller.targets()) == 2
+        await rebuilt(world, fleet)
+        await fleet.controller.closed_gates()  # finds it
+        error = await raised(fleet.controller.targets())
+        assert isinstance(error, BarrierError) and error.outcome is Outcome.NOT_DONE
+        assert "gate-0 was restarted in the barrier of epoch 2" in error.message
+        await fleet.controller.prepare_pause()
+        assert [address.name for address in await fleet.controller.targets()] == ["e-0", "e-1"]
+
+    run(body)
+
+
+@pytest.mark.parametrize("stage", ["sealed", "drained", "fenced"])
+def test_a_controller_that_is_restarted_in_a_barrier_names_the_right_backends_again(stage: str) -> None:
+    """It knows of no barrier, asks the gates, and begins another epoch over everybody who is routed to."""
+
+    async def body(world: FakeBackend) -> None:
+        fleet = await (await fleet_of(world, 3, controller=FENCING)).opened()
+        first = fleet.controller
+
+        async def again() -> FakeHandle:
+            first.dead = True
+            members = tuple(
+                Member(e.name, g, s) for e, g, s in zip(fleet.engines, fleet.gates, fleet.servers, strict=True)
+            )
+            return await world.spawn(
+                RolloutController, FENCING, ADMIN, members, fleet.gateway, fleet.prober, fleet.router, name="controller"
+            )  # fmt: skip
+
+        def cut(kind: str, fields: dict[str, Any]) -> None:
+            if kind == "controller.stage" and fields["stage"] == stage:
+                first.fail_next = [ActorDied("controller/0 died")]  # and so the next call of it, say
+
+        if stage == "fenced":
+            await first.prepare_pause()
+            await first.fence((("e-2", "its update was refused"),))
+            first.fail_next = [ActorDied("controller/0 died")]
+        else:
+            world.on_emit = cut
+        assert isinstance(await raised(fleet.publisher.publish(1)), ActorDied)
+        world.on_emit = lambda kind, fields: None
+        second = await again()
+        assert "there is no barrier" in str(await raised(second.targets()))
+        await second.prepare_pause()
+        fenced = ["e-2"] if stage == "fenced" else []  # which its gateway knows of
+        named = [name for name in ("e-0", "e-1", "e-2") if name not in fenced]
+        assert [address.name for address in await second.targets()] == named
+        view = await second.barrier()
+        assert view is not None and view.epoch == 3 and list(view.fenced) == fenced
+        await fleet.publisher.publish(1)  # it finds the one that lives
+        for engine, gate in zip(fleet.engines, await fleet.snapshots(), strict=True):
+            assert (gate.epoch, gate.open) == (3, engine.name not in fenced)
+            assert gate.model_step == (1 if gate.open else 0)
 
     run(body)
 

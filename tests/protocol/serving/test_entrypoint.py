@@ -253,6 +253,30 @@ def test_an_unknown_end_under_a_dead_gate_is_for_the_next_one_to_know() -> None:
     run(body)
 
 
+def test_an_entrypoint_that_was_restarted_is_quiet_when_its_replica_says_that_it_is_idle() -> None:
+    """Who knew of its turns is dead, and so is their gate."""
+
+    async def body(world: FakeBackend) -> None:
+        fleet = await one(world)
+        server, engine = fleet.servers[0], fleet.engines[0]
+        server.target._inherited = True  # as its start has it in a later incarnation
+        engine.running = 1
+        assert not await server.quiet(1)
+        for odd in ("no_metrics", "odd_metrics"):
+            setattr(engine, odd, "what is this{" if odd == "odd_metrics" else True)
+            assert not await server.quiet(1), "who does not say so is not idle"
+            setattr(engine, odd, "" if odd == "odd_metrics" else False)
+        engine.alive = False
+        assert not await server.quiet(1)
+        new = await world.engines.launch(engine.spec, name=engine.name)  # nothing of before can run there
+        await fleet.gateway.add_replica(new)
+        assert await server.quiet(1) and world.engines.latest(engine.name).gets == ["/metrics"]  # type: ignore[union-attr]  # it was launched
+        world.engines.latest(engine.name).running = 1  # type: ignore[union-attr]  # of its own by now
+        assert await server.quiet(1)
+
+    run(body)
+
+
 def test_a_grant_of_an_earlier_gate_begins_nothing_once_the_entrypoint_is_quiet() -> None:
     async def body(world: FakeBackend) -> None:
         fleet = await one(world)
