@@ -104,7 +104,8 @@ class EventReader:
             raise self._bad(f"{event.kind} has fields {have}; declared are {sorted(kind.fields)}")
         if wrong:
             raise self._bad(f"{event.kind}.{wrong} is {_short(data[wrong])}; declared as {kind.fields[wrong][0]}")
-        seq, t_ns, _, actor, inc, n, lc, cause, _ = event
+        seq, t_ns, n, lc = event.seq, event.t_ns, event.n, event.lc
+        actor, inc, cause = event.actor, event.inc, event.cause
         if not (
             seq.__class__ is t_ns.__class__ is inc.__class__ is n.__class__ is lc.__class__ is int
             and seq < _INT

@@ -7,6 +7,7 @@ One event is one JSON line. `docs/evidence.md` is generated from the table below
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Iterator
 from typing import Any, Literal, NamedTuple, Protocol, TypeVar
@@ -19,8 +20,9 @@ SCHEMA_VERSION = 1
 Observer = Literal["world", "component"]
 
 
-class Event(NamedTuple):
-    """One observed fact.
+@dataclasses.dataclass(slots=True)
+class Event:
+    """One observed fact. Nobody changes one that is made; it is not frozen, for a run makes ten a request.
 
     ``cause`` is the id ``actor/incarnation/n`` of the event on another process that this one follows from (the send
     of the message being handled), or None. ``lc`` is a Lamport clock: if a happened before b then a.lc < b.lc.

@@ -95,7 +95,7 @@ def merge(logs: Iterable[Log], alive: Collection[Process] = (), until_ns: int | 
     tails = [Tail(log.process, "torn", f"its last line was cut short after {log.cut} bytes") for log in logs if log.cut]
     streams = [*_split(logs), *([event] for event in _silent_deaths(logs, alive, tails))]
     ordered, inversion_ns = _order(streams)
-    return Merged([event._replace(seq=seq) for seq, event in enumerate(ordered, 1)], tails, inversion_ns)
+    return Merged([dataclasses.replace(event, seq=seq) for seq, event in enumerate(ordered, 1)], tails, inversion_ns)
 
 
 def _until(log: Log, until_ns: int) -> Log:

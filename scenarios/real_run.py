@@ -287,7 +287,7 @@ def _finished(merged: Merged, end: RealEnd) -> list[Event]:
 def _restated(event: Event, inversion_ns: int) -> Event:
     """The clocks are as wrong as the worst effect before its cause says, whatever was measured before the run."""
     if event.kind == "run.started" and inversion_ns > event.data["clock_error_ns"]:
-        return event._replace(data={**event.data, "clock_error_ns": inversion_ns})
+        return dataclasses.replace(event, data={**event.data, "clock_error_ns": inversion_ns})
     return event
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import pathlib
 import re
@@ -194,7 +195,7 @@ def test_the_report_of_a_long_run_stays_small() -> None:
         for step, (kind, event) in enumerate(template.items()):
             data = {**event.data, "request": f"r{i}", "outcome": "done" if i % 10 else "unknown"}
             data = {key: data[key] for key in (*KINDS[kind].fields,)} if kind == "request.done" else data
-            timeline.feed(event._replace(t_ns=i * 10**8 + step * 10**7, actor=f"e{i % 100}", data=data))
+            timeline.feed(dataclasses.replace(event, t_ns=i * 10**8 + step * 10**7, actor=f"e{i % 100}", data=data))
     assert len(timeline.bins) <= BINS
     assert sum(one.sent for one in timeline.bins) == 20_000
     assert sum(one.answered for one in timeline.bins) == 18_000

@@ -99,7 +99,7 @@ def test_causes_in_a_circle_end() -> None:
     a, b = Writer("a"), Writer("b")
     a.note(1)
     b.note(2, cause=a.events[0])
-    a.events[0] = a.events[0]._replace(cause="b/1/1")
+    a.events[0].cause = "b/1/1"
     assert len(merge([a.log, b.log], alive=[("a", 1), ("b", 1)]).events) == 2
 
 
