@@ -64,6 +64,7 @@ class Autoscaler:
         self.config = config
         self.runtimes: dict[str, Runtime] = {}
         self.activated = False
+        self._deciding = True
         self._connect = connect
         self._changing = asyncio.Lock()
 
@@ -163,7 +164,7 @@ class Autoscaler:
                         replaced.targets.append(old.target)
                     target, collector = new.target, new.collector
             worker = Worker(service, config, target, collector, state)
-            worker.deciding = old is None or old.worker.deciding
+            worker.deciding = self._deciding
             self.runtimes[service] = Runtime(target, collector, worker, state)
             worker.start()
         return replaced
@@ -174,7 +175,8 @@ class Autoscaler:
         await runtime.target.close()
 
     def wind_down(self) -> None:
-        """Ask for nothing new; what is open is followed to its end."""
+        """Ask for nothing new, of a service that is added from here on neither; what is open is followed to its end."""
+        self._deciding = False
         for runtime in self.runtimes.values():
             runtime.worker.deciding = False
 

@@ -18,7 +18,7 @@ import asyncio
 
 from protocol.config import ScalingConfig
 from protocol.errors import Outcome, SeatrialError
-from protocol.scaling.contract import TERMINAL, LifecycleRefused, Progress
+from protocol.scaling.contract import TERMINAL, LifecycleRefused, Progress, Victim
 from protocol.scaling.drain import DrainGate
 from protocol.scaling.hooks import NoHook
 from protocol.scaling.registry import IllegalTransition, Operation, ScaleRegistry
@@ -40,6 +40,8 @@ class Watcher:
         self._registry = registry
         self._manager = manager
         self._gate = gate
+        self._closed: dict[str, Victim] = {}
+        """The victim of each operation that was closed last."""
 
     async def watch(self, operation: Operation) -> None:
         """From the hand-over to a terminal state. Never raises but when it is cancelled."""
@@ -58,6 +60,8 @@ class Watcher:
             )
             # Nobody confirms its drain any more; it should not wait for that to its own time-out.
             await self._abort(operation)
+        finally:
+            self._closed.pop(operation.request_id, None)
 
     async def _watch(self, operation: Operation, heard: list[Progress]) -> None:
         timeout_s = self._config.timeout_s if operation.timeout_secs is None else operation.timeout_secs
@@ -137,6 +141,7 @@ class Watcher:
         victim = progress.victim
         if operation.direction != "scale_in" or progress.phase != "DRAINING" or victim is None or victim.rank is None:
             return  # without an identity nothing is confirmed (M3)
+        self._closed[operation.request_id] = victim
         if await self._gate.idle(victim):
             try:
                 await self._manager.call("confirm_drained", operation.request_id, victim)
@@ -153,6 +158,7 @@ class Watcher:
             if not operation.called_off:
                 await self._abort(operation)
             progress = await self._look(operation, heard)
+            await self._close_parked(operation, progress)
             if progress is not None and progress.physical_done is True:
                 why = f"{error}; {progress.error}" if progress.error else error
                 self._registry.finish(operation, "FAILED", progress, error=why)
@@ -167,6 +173,13 @@ class Watcher:
             cleanup_required=True,
             error=f"{error}, and its lifecycle did not stop within {self._config.completion_wait_s:g} s after that",
         )
+
+    async def _close_parked(self, operation: Operation, progress: Progress | None) -> None:
+        """A victim that was chosen shortly before the deadline is parked; it stays out all the same (scaling.md 5.2)."""
+        victim = None if progress is None else progress.victim
+        if operation.direction == "scale_in" and victim is not None and self._closed.get(operation.request_id) != victim:
+            if await self._gate.close(victim):
+                self._closed[operation.request_id] = victim
 
     async def _abort(self, operation: Operation) -> None:
         try:

@@ -18,6 +18,7 @@ from tests.mutants.publishing_part_scenarios import PUBLISHING_PART_SCENARIOS
 from tests.mutants.publishing_scenarios import PUBLISHING_SCENARIOS
 from tests.mutants.rollout_scaling_scenarios import ROLLOUT_SCALING_SCENARIOS
 from tests.mutants.scale_proof_scenarios import SCALE_PROOF_SCENARIOS
+from tests.mutants.scale_restart_scenarios import SCALE_RESTART_SCENARIOS
 from tests.mutants.scaling_scenarios import SCALING_SCENARIOS
 from tests.mutants.scenarios import SCENARIOS
 from tests.mutants.session_scenarios import SESSION_SCENARIOS
@@ -29,6 +30,7 @@ _ALL_SCENARIOS = {
     **SCENARIOS,
     **SCALING_SCENARIOS,
     **SCALE_PROOF_SCENARIOS,
+    **SCALE_RESTART_SCENARIOS,
     **AUTOSCALER_SCENARIOS,
     **PUBLISHING_SCENARIOS,
     **PUBLISHING_PART_SCENARIOS,
@@ -113,6 +115,7 @@ def all_mutants() -> Iterator[Mutant]:
         rollout_scalers,
         scale_ends,
         scale_proofs,
+        scale_restarts,
         scalers,
         session_servers,
         surprises,
@@ -123,7 +126,7 @@ def all_mutants() -> Iterator[Mutant]:
     groups = (
         gateways, admins, probers, recoveries, exporters, engines, loops, scalers, autoscalers, publishing, judges,
         rollout_scalers,
-        session_servers, surprises, traces, proxies, publishing_more, weights, scale_ends, scale_proofs,
+        session_servers, surprises, traces, proxies, publishing_more, weights, scale_ends, scale_proofs, scale_restarts,
         publishing_parts,
     )  # fmt: skip
     for group in groups:

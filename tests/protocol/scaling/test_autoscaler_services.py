@@ -61,6 +61,19 @@ def test_a_service_is_added_and_removed_while_it_runs() -> None:
     play(body)
 
 
+def test_after_the_end_of_a_run_no_service_decides_nor_one_that_is_added_later() -> None:
+    async def body(at: Stage) -> None:
+        at.load(0.5)
+        assert await at.api.wind_down() == ()
+        assert (await at.api.patch_config({"service_targets": {"other": "a://other"}})).status == 200
+        assert (await at.api.patch_config({"max_engines": 9})).status == 200
+        at.load(0.95)
+        await asyncio.sleep(60)
+        assert at.services["a://other"].posts == [] and at.genrm.posts == []
+
+    play(body)
+
+
 @pytest.mark.parametrize("state", ["submitting", "running", "dirty"])
 def test_a_service_with_something_open_is_not_removed(state: str) -> None:
     """M36: 409 before anything has changed."""

@@ -490,3 +490,18 @@ def test_a_refusal_says_what_to_send_for_what_is_wrong(bad: Any, says: str, not_
         assert says in reply.body["detail"] and not_of not in reply.body["detail"]
 
     run(body)
+
+
+def test_a_victim_that_was_chosen_at_the_deadline_is_closed_all_the_same() -> None:
+    async def body(world: ScalingWorld) -> None:
+        s = await service(world)
+        await s.scaled("scale_out", 2)
+        calls = [s.generate(20.0) for _ in range(4)]
+        await asyncio.sleep(0.01)
+        into = await s.scaled("scale_in", 1, timeout_secs=0.05)
+        assert (into["status"], into["cleanup_required"]) == ("FAILED", True)
+        assert await s.routable() == ["engine-0"] and s.engine("engine-1").alive
+        await asyncio.gather(*calls)
+        assert (await s.api.reconcile("scale_in", into["request_id"])).body["cleanup_required"] is False
+
+    run(body)
