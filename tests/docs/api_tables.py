@@ -20,7 +20,7 @@ _MEANS = {
     "DISCOVERY_FAILED": "the gateway does not answer; nothing was admitted",
     "CAPACITY_UNKNOWN": "the manager does not say how many there are; nothing was admitted",
     "NOT_KEPT": "the answer could not be put on record; ask again with the same key, or look at the status",
-    "UNKNOWN_OPERATION": "no operation of this direction has the id (lost with the API's process, where it keeps no journal)",
+    "UNKNOWN_OPERATION": "no operation of this direction has the id (without a journal ids are lost with the process)",
     "LIFECYCLE_RUNNING": "the operation is not over, or its manager is still at work on it; try again later",
     "IN_FLIGHT": "calls are in flight on the victim; try again later",
     "MANAGER_UNKNOWN": "the manager does not answer; try again",
