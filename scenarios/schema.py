@@ -137,6 +137,14 @@ class ScalingModel(SpecModel):
 
     _keys = field_validator("api", "rollout", "lifecycle", "autoscaler", mode="before")(_known_config_keys)
 
+    @model_validator(mode="after")
+    def _journals_of_judges(self) -> ScalingModel:
+        if self.kind == "rollout" and self.lifecycle.journal:
+            raise PydanticCustomError(
+                "no_journal", "'lifecycle.journal' is of kind judge; that of rollout replicas keeps none: leave it out"
+            )
+        return self
+
 
 class ProxyModel(SpecModel):
     """A routed proxy of somebody else's before the entrypoints: agents reach it; it is told which backends exist."""

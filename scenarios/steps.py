@@ -82,7 +82,7 @@ class BoundModel(SpecModel):
 
 
 MEETS = ("in_flight", "hits", "processes")
-"""What ``must_hit`` can ask: requests in flight and processes at the injection, hits by the end."""
+"""What ``must_hit`` can ask: requests in flight and processes (or the process) at the injection, hits by the end."""
 
 
 class StepModel(SpecModel):

@@ -23,7 +23,7 @@ _TARGETS = {
 _ENDS = {"reverted": "after `for_s`", "recovered": "when recovery has replaced the process"}
 _MEETS = {
     "in_flight": "requests in flight at the process when it begins",
-    "processes": "processes on the node when it begins",
+    "processes": "processes on the node when it begins; of a process, itself: it is alive, busy or not",
     "hits": "messages, files or pages it changed by its end; of `latency`, calls of which it delayed something. "
     "`clock_skew` has its one hit as it begins, for nobody is told who reads the clock: it is always met",
 }

@@ -402,6 +402,12 @@ def test_a_number_is_no_switch() -> None:
     assert load("publish_live_agents", ["topology.services.policy.publishing.update={flush: no}"])
 
 
+def test_a_journal_where_none_is_kept() -> None:
+    with pytest.raises(BadInput, match=r"scaling: 'lifecycle\.journal' is of kind judge.*leave it out"):
+        load("rollout_elastic", ["topology.services.rollout.scaling.lifecycle.journal=journals"])
+    assert load("manual_1_2_1", ["topology.services.genrm.scaling.lifecycle.journal=journals"])
+
+
 def test_a_target_that_the_kind_of_scaling_does_not_have() -> None:
     for scenario, service in (("rollout_elastic", "rollout"), ("reward_consistency", "genrm")):
         names = process_names(load(scenario).model)

@@ -155,6 +155,22 @@ class TestProcesses:
 
         assert kinds(run(body), "fault.injected") == ["fault.injected"]
 
+    def test_a_kill_may_have_to_meet_the_process_alone_and_one_of_a_link_never_does(self) -> None:
+        async def body(backend: Any, simulation: Simulation) -> None:
+            await engine(backend)
+            alive, faults = {"processes": {"at_least": 1}}, simulation.faults
+            lost = faults.inject("request_lost", Target(), {"method": "*", "chance": 1.0}, must_hit=alive)
+            assert not lost.satisfied()
+            lost.heal()
+            busy = faults.inject(
+                "slow", Target(name="engine-0"), {"percent": 200}, must_hit={"in_flight": {"at_least": 1}}
+            )
+            assert not busy.satisfied() and busy.observed == {"in_flight": 0}
+            killed = faults.inject("sigkill", Target(name="engine-0"), {}, must_hit=alive, transient=True)
+            assert killed.satisfied() and killed.observed == {"in_flight": 0, "processes": 1}
+
+        run(body)
+
     def test_restart_empty_of_an_engine_and_of_an_actor(self) -> None:
         async def body(backend: Any, simulation: Simulation) -> None:
             address, _ = await engine(backend)
