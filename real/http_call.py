@@ -98,12 +98,12 @@ async def answered(
     except UnicodeError:
         if came:
             raise  # of the block
-        if _has_a_name(url):
+        if has_a_name(url):
             raise ConnectionLost(f"{url}: it was redirected to a host whose name is none") from None
         raise ConnectionRefused(f"{url}: the host's name is none (a part of it is empty or too long)") from None
 
 
-def _has_a_name(url: str | yarl.URL) -> bool:
+def has_a_name(url: str | yarl.URL) -> bool:
     """Whether the host of a URL can be looked up: aiohttp finds that out when it connects, with a UnicodeError."""
     try:
         (yarl.URL(url).raw_host or "").encode("idna")
@@ -121,8 +121,12 @@ async def raw(
     read_timeout_s: float | None = None,
 ) -> AsyncGenerator[HttpHead | bytes, None]:
     """One exchange byte for byte (``EngineClient.exchange``). ``origin``: ``http://host:port``."""
+    try:
+        url = raw_url(origin, request)
+    except aiohttp.InvalidURL as error:
+        raise ConnectionRefused(f"{origin}: no URL that a request can be made of: {error.description}") from None
     async with answered(
-        session, request.method, raw_url(origin, request), data=request.body or None, headers=request.headers,
+        session, request.method, url, data=request.body or None, headers=request.headers,
         connect_timeout_s=connect_timeout_s, read_timeout_s=read_timeout_s, options=AS_IT_IS,
     ) as response:  # fmt: skip
         yield head_of(response)
@@ -131,8 +135,11 @@ async def raw(
 
 
 def raw_url(origin: str, request: RawRequest) -> yarl.URL:
-    """Where a request goes, its target as it came."""
-    return yarl.URL(origin + request.target, encoded=True)
+    """Where a request goes, its target as it came. Raises aiohttp.InvalidURL where that is no URL."""
+    try:
+        return yarl.URL(origin + request.target, encoded=True)
+    except ValueError as error:
+        raise aiohttp.InvalidURL(origin, str(error)) from None
 
 
 def head_of(response: aiohttp.ClientResponse) -> HttpHead:

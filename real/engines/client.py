@@ -10,6 +10,7 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any, NoReturn
 
 import aiohttp
+import yarl
 
 from protocol.bad_answers import bad
 from protocol.errors import (
@@ -36,7 +37,8 @@ from real.engines import bodies, headers
 from real.engines.served import ending_of
 from real.engines.traffic import Message, Traffic
 from real.evidence import ProcessLog
-from real.http_call import AS_IT_IS, head_of, limits, raw_url
+from real.http_call import AS_IT_IS, has_a_name, head_of, limits, raw_url
+from real.options import url_host
 
 _JSON = {"Content-Type": "application/json"}
 _COMMENT = b": seatrial "
@@ -130,6 +132,8 @@ class _Exchange:
             return ConnectTimeout(f"{self.route}: no connection to {name}: {error.strerror}")
         if isinstance(error, TimeoutError):
             return ReadTimeout(f"{self.route}: no answer from {name}")
+        if isinstance(error, aiohttp.InvalidURL) and not isinstance(error, aiohttp.RedirectClientError):
+            return ConnectionRefused(f"{self.route}: the address of {name} is none")
         return ConnectionLost(f"{self.route}: connection to {name} lost ({type(error).__name__})")
 
 
@@ -262,8 +266,8 @@ class RealEngineClient:
         try:
             host, port = await self._destination(exchange, connect_timeout_s)
             bounds = limits(connect_timeout_s=connect_timeout_s, sock_read_s=read_timeout_s)
-            async with self._sessions.get().request(
-                request.method, raw_url(f"http://{host}:{port}", request), data=request.body or None,
+            async with await self._answered(
+                request.method, raw_url(f"http://{url_host(host)}:{port}", request), data=request.body or None,
                 headers=(*request.headers, *exchange.headers().items()), timeout=bounds, **AS_IT_IS,
             ) as answer:  # fmt: skip
                 cause, lc = headers.cause_and_clock(answer.headers)
@@ -315,10 +319,22 @@ class RealEngineClient:
         sent = {**exchange.headers(), **asked}
         if body is not None:
             sent |= _JSON
-        async with self._sessions.get().request(
-            method, f"http://{host}:{port}{exchange.route}", data=body, headers=sent, timeout=bounds
-        ) as answer:
+        url = f"http://{url_host(host)}:{port}{exchange.route}"
+        async with await self._answered(method, url, data=body, headers=sent, timeout=bounds) as answer:
             yield answer
+
+    async def _answered(self, method: str, url: str | yarl.URL, **options: Any) -> aiohttp.ClientResponse:
+        """The head of an answer; whoever asks for it closes it.
+
+        Raises:
+            aiohttp.InvalidURL: also for a host whose name is none, for which aiohttp has a UnicodeError.
+        """
+        try:
+            return await self._sessions.get().request(method, url, **options)
+        except UnicodeError:
+            if has_a_name(url):
+                raise aiohttp.ClientError(f"{url}: redirected to a host whose name is none") from None
+            raise aiohttp.InvalidURL(url) from None
 
     async def _call(
         self,

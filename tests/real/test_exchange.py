@@ -9,13 +9,13 @@ import pathlib
 import socket
 import time
 import urllib.parse
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from typing import Any
 
 import pytest
 
-from protocol.errors import ConnectionLost
-from protocol.messages import EngineAddress, HttpHead, RawRequest
+from protocol.errors import ConnectionLost, ConnectionRefused, ConnectTimeout
+from protocol.messages import EngineAddress, GenerateRequest, HttpHead, RawRequest
 from real.engines.client import RealEngineClient, Sessions
 from real.engines.front import Front
 from real.engines.served import Served
@@ -108,6 +108,31 @@ def ids_of(path: str, stream: bool, body: bytes) -> list[int]:
 def events(folder: pathlib.Path, name: str, kind: str) -> list[dict[str, Any]]:
     lines = (folder / "events" / f"{name}.jsonl").read_text().splitlines()
     return [event["data"] for event in map(json.loads, lines) if event["kind"] == kind]
+
+
+@pytest.mark.parametrize("host", ["a..b", "a" * 64, "a b..", "[::1", "::1", "1.2.3.4.5.."])
+def test_an_address_that_is_none_is_not_done(host: str, tmp_path: pathlib.Path) -> None:
+    """Whoever names an engine by its URL may write anything; aiohttp has a UnicodeError for some of it."""
+
+    async def body() -> None:
+        sessions = Sessions()
+        log = ProcessLog(str(tmp_path), "server", 0, time.monotonic_ns())
+        address = EngineAddress("odd", 0, host, 1)
+        client = RealEngineClient(address, sessions, Numbers(), log, 32, Traffic())  # type: ignore[arg-type]  # as above
+        given = GenerateRequest("req-1", 4, 4)
+        calls: list[Awaitable[Any]] = [
+            client.get("/ready", connect_timeout_s=2), client.generate(given), client.post("/x", {}),
+            anext(client.stream(given)), anext(client.forward_stream("/x", "{}")),
+            anext(client.exchange(RawRequest("GET", "/x", (), b""))),
+        ]  # fmt: skip
+        for call in calls:
+            with pytest.raises((ConnectionRefused, ConnectTimeout)):  # both are not done
+                await call
+        await sessions.close()
+
+    asyncio.run(body())
+    assert {one["outcome"] for one in events(tmp_path, "server-0", "call.done")} == {"not_done"}
+    assert len(events(tmp_path, "server-0", "call.done")) == 6
 
 
 def test_conversations_pass_and_are_seen(tmp_path: pathlib.Path) -> None:
