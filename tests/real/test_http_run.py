@@ -19,11 +19,13 @@ pytestmark = [pytest.mark.ray, pytest.mark.own_cluster]
 
 WATCHED = """\
 name: watched
-summary: A replica is added by a client from outside, and removed by the autoscaler once that one lets it.
+summary: >
+  A replica is added by a client from outside, and removed by the autoscaler once that one lets it; a rollout replica is
+  added and removed by the same client.
 seed: 3
 topology:
   nodes: 1
-  gpus_per_node: 2
+  gpus_per_node: 4
   services:
     genrm:
       initial_replicas: 1
@@ -37,12 +39,18 @@ topology:
           scale_in_cooldown_secs: 1
           scale_out_policy: {token_usage_threshold: 1.0, condition_duration_secs: 60}
           scale_in_policy: {token_usage_threshold: 0.9, throughput_variance_threshold: 1000, condition_duration_secs: 3}
+    policy:
+      initial_replicas: 1
+      engine: tiny-cpu
+      scaling: {kind: rollout, rollout: {drain_sleep_s: 0.5, export_prefix: policy-exports}}
+      export: {prefix: policy-exports}
+      recovery: {export_prefix: policy-exports}
 workload:
   service: genrm
   arrivals: {constant: {rate_per_s: 4}}
   prompt_tokens: {fixed: 40}
   output_tokens: {fixed: 20}
-  for_s: 45
+  for_s: 50
 acceptance:
   - answered_fraction: {at_least: 1.0}
   - reached: {state: ACTIVE, within_s: 45}
@@ -80,14 +88,37 @@ def address(run: Command) -> str:
     raise AssertionError("the command ended without saying where the APIs are")
 
 
+def rollout_replicas_come_and_go(client: Client) -> None:
+    """Of the service ``policy``: one more, one at an address where nobody is, and one less again."""
+    at = "/policy/scale_out"
+    status, admitted = client.ask("POST", at, {"num_replicas": 2, "idempotency_key": "one-more"})
+    assert (status, admitted["status"]) == (200, "PENDING")
+    over = client.until(f"{at}/{admitted['request_id']}", "status", "ACTIVE")
+    assert over["created"] == 1 and over["cleanup_required"] is False
+    assert client.ask("DELETE", f"{at}/{admitted['request_id']}")[1]["error"] == "NOT_CANCELLABLE"
+    assert client.ask("GET", "/policy/metrics")[1]["num_engines"] == 2
+    for host in ("a..b", "127.0.0.1"):
+        status, admitted = client.ask("POST", at, {"engine_urls": [f"http://{host}:1"]})
+        assert client.until(f"{at}/{admitted['request_id']}", "status", "FAILED")["failure_category"] == "connect"
+    status, admitted = client.ask("POST", "/policy/scale_in", {"num_replicas": 1})
+    over = client.until(f"/policy/scale_in/{admitted['request_id']}", "status", "COMPLETED")
+    assert over["removed"] == 1 and over["cleanup_required"] is False
+    assert client.ask("GET", "/policy/health")[1]["status"] == "healthy"
+
+
 def test_a_run_is_scaled_over_http_and_watched(tmp_path: pathlib.Path, temporary: str) -> None:
     with command(tmp_path, temporary, "--engine", "emulated", "--http", "0", text=WATCHED) as run:
         url = address(run)
         client = Client(url)
-        assert set(client.ask("GET", "/openapi.json")[1]["paths"]) >= {"/genrm/scale_out", "/genrm/autoscaler/status"}
+        assert set(client.ask("GET", "/openapi.json")[1]["paths"]) >= {
+            "/genrm/scale_out",
+            "/genrm/autoscaler/status",
+            "/policy/scale_out/{id}",
+        }
         until(lambda: client.ask("GET", "/genrm/engines")[1]["engines"][0]["served"] > 0, 30)
 
-        followed = monitor(str(run.out), "--once")  # by its directory, where its processes still write
+        # By its directory, where its processes still write.
+        followed = monitor(str(run.out), "--once", "--service", "genrm")
         assert "over" not in followed.splitlines()[0]
         assert (figure(followed, "engines"), figure(followed, "ready"), figure(followed, "min / max")) == (
             "1",
@@ -109,6 +140,7 @@ def test_a_run_is_scaled_over_http_and_watched(tmp_path: pathlib.Path, temporary
         assert figure(monitor(f"{url}/genrm", "--once"), "engines") == "2"
 
         assert client.ask("POST", "/genrm/autoscaler/enable")[1]["enabled"] is True
+        rollout_replicas_come_and_go(client)
 
         def removed() -> bool:
             history = client.ask("GET", "/genrm/autoscaler/scale_history?service=genrm")[1]["history"]
@@ -123,7 +155,7 @@ def test_a_run_is_scaled_over_http_and_watched(tmp_path: pathlib.Path, temporary
         assert code == 0, out + err
         assert run.left() == []
     assert not (run.out / "live.json").exists()
-    over = monitor(str(run.out))
+    over = monitor(str(run.out), "--service", "genrm")
     assert "over: completed" in over and re.search(r"✔ +\S+ +scale_in +2 → 1 +COMPLETED +false", over)
     assert json.loads((run.out / "verdict.json").read_text())["result"] == "pass"
 
