@@ -175,11 +175,12 @@ class Watcher:
         )
 
     async def _close_parked(self, operation: Operation, progress: Progress | None) -> None:
-        """A victim that was chosen shortly before the deadline is parked; it stays out all the same (scaling.md 5.2)."""
+        """A victim that was chosen at the deadline is parked; it stays out all the same (scaling.md 5.2)."""
         victim = None if progress is None else progress.victim
-        if operation.direction == "scale_in" and victim is not None and self._closed.get(operation.request_id) != victim:
-            if await self._gate.close(victim):
-                self._closed[operation.request_id] = victim
+        if victim is None or victim.rank is None or self._closed.get(operation.request_id) == victim:
+            return
+        if await self._gate.close(victim):
+            self._closed[operation.request_id] = victim
 
     async def _abort(self, operation: Operation) -> None:
         try:

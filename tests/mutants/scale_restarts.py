@@ -78,8 +78,8 @@ MUTANTS = (
         "scale_manager_restarted_at_publication", "removed_while_idle",
     ),
     Mutant(
-        "asked again at once", "M11", "protocol.scaling.lifecycle:release_group", release_group, asks_again_at_once,
-        "scale_manager_restarted_at_removal", "groups_released_once",
+        "asked again at once", "M11", "protocol.scaling.lifecycle_steps:release_group", release_group,
+        asks_again_at_once, "scale_manager_restarted_at_removal", "groups_released_once",
     ),
     Mutant(
         "the closed forgotten", "scaling 5.2", "gateway", Gateway, ForgetsTheClosed, "scale_gateway_restarted",

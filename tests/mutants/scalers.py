@@ -347,7 +347,8 @@ def _manager(name: str, source: str, cls: type, scenario: str, check: str) -> Mu
 
 
 def _release(name: str, source: str, function: Any, scenario: str, check: str) -> Mutant:
-    return Mutant(name, source, "protocol.scaling.lifecycle:release_group", release_group, function, scenario, check)
+    where = "protocol.scaling.lifecycle_steps:release_group"
+    return Mutant(name, source, where, release_group, function, scenario, check)
 
 
 _KEYS = "same_key_same_operation"
@@ -381,7 +382,7 @@ MUTANTS = (
     Mutant(
         "a probe must be killed",
         "M14",
-        "protocol.scaling.lifecycle:wait_usable",
+        "protocol.scaling.lifecycle_steps:wait_usable",
         usable_with_a_stubborn_probe,
         a_probe_must_be_killed,
         "scale_1_2_1",

@@ -47,7 +47,12 @@ READERS = {
     "EvaluatorConfig": ("training/evaluator.py",),
     "RolloutScalingConfig": ("rollout/elastic.py", "rollout/elastic_lifecycle.py"),
     "JudgeConfig": ("serving/judge.py", "serving/determinism.py"),
-    "LifecycleConfig": ("scaling/lifecycle.py", "scaling/placement.py", "scaling/replicas.py"),
+    "LifecycleConfig": (
+        "scaling/lifecycle.py",
+        "scaling/lifecycle_steps.py",
+        "scaling/placement.py",
+        "scaling/replicas.py",
+    ),
 }
 
 
