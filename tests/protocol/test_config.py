@@ -41,6 +41,7 @@ READERS = {
     "WeightSyncConfig": ("training/weight_sync.py", "training/ranks.py", "training/transports.py"),
     "ProxyConfig": ("serving/registration.py",),
     "TraceAccessConfig": ("rollout/trace_access.py",),
+    "TraceStoreConfig": ("rollout/trace_store.py",),
     "ReplayBufferConfig": ("rollout/replay_buffer.py",),
     "ProducerConfig": ("rollout/producer.py",),
     "LearnerConfig": ("training/learner.py",),
