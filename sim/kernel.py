@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import gc
 import heapq
 import sys
@@ -23,6 +24,7 @@ from sim.loop_objects import SimHandle
 
 _set_running = _aio_events._set_running_loop
 _heappop = heapq.heappop
+_run_in: Any = contextvars.Context.run  # unbound: a bound one would be made for every callback
 
 LIVELOCK_CALLBACKS = 100_000
 """Callbacks of one actor at one instant beyond which the run is a livelock (DESIGN.md)."""
@@ -254,7 +256,7 @@ class Kernel:
             if trace is not None:
                 trace(now, loop, handle)
             try:
-                handle._context.run(handle._callback, *handle._args)
+                _run_in(handle._context, handle._callback, *handle._args)
             except KeyboardInterrupt:
                 raise  # the person at the terminal's, not the component's
             except SystemExit as error:
