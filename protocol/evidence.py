@@ -430,6 +430,8 @@ _declare("autoscaler.deployed", "world", "An autoscaler looks after a service fr
         min_engines="int: floor", max_engines="int: ceiling", out_cooldown_s="float: after a scale-out", in_cooldown_s="float: after a scale-in",
         metrics_interval_s="float: between two frames", evaluation_interval_s="float: between two evaluations",
         out_duration_s="float: a scale-out condition must hold", in_duration_s="float: the scale-in conditions must hold")
+_declare("autoscaler.coverage", "world", "Which part of its replicas must have reported for an autoscaler to decide, where that is not as usual.",
+        service="str: name", out_least="float: for a scale-out; 0.5 where nothing is said", in_least="float: for a scale-in; 1 where nothing is said")
 _declare("autoscaler.evaluated", "component", "One evaluation of one service.", service="str: name", action="str: none, scale_out or scale_in",
         current="int: replicas", delta="int: replicas to add or remove", reason="str: text", triggered="json: conditions",
         streaks="json: condition to the seconds that it has held", frame="json: the metrics, as in the scale history")

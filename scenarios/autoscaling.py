@@ -22,6 +22,7 @@ from protocol.scaling.policy import ROLLOUT, AutoscalerConfig
 from protocol.serving.peer import Peer
 from scenarios.scaling import is_over, record_answered, record_asked
 
+_DEFAULTS = AutoscalerConfig()
 _ANSWER_S = 29.0  # a little less than the autoscaler waits
 _RECONCILE_S = 149.0
 _ASK_S = 5.0
@@ -120,6 +121,9 @@ class Autoscaling:
             out_duration_s=float(rules.scale_out.condition_duration_secs),
             in_duration_s=float(rules.scale_in.condition_duration_secs),
         )
+        enough = (self.config.min_coverage_scale_out, self.config.min_coverage_scale_in)
+        if enough != (_DEFAULTS.min_coverage_scale_out, _DEFAULTS.min_coverage_scale_in):
+            port.emit("autoscaler.coverage", service=self.service, out_least=enough[0], in_least=enough[1])
         self.scaler = await port.spawn(self.cls, self.config, name=name, begin=True)
 
     async def is_over(self) -> bool:

@@ -16,6 +16,7 @@ from protocol.evidence import Event
 
 _BLINDING = ("metrics_missing", "metrics_nan", "sigstop")
 _SLACK_NS = 10**6
+_ENOUGH = (0.5, 1.0)  # of the replicas must have reported for a scale-out, for a scale-in
 
 
 class Request:
@@ -257,7 +258,12 @@ class AutoscalerShowsItsOwn(AutoscalerCheck):
 
 
 class AutoscalerSustained(Check):
-    """A decision stands on frames that were valid for as long as its condition must hold, without a gap (M37)."""
+    """A decision stands on frames that were valid for as long as its condition must hold, without a gap (M37).
+
+    A frame is not valid for a direction if nobody reported, if fewer than enough did, or, for a scale-in, if of
+    anybody nothing is known. And a condition that did not hold in the frame before has held for 0 s so far. Kills:
+    streaks that go on over an empty frame, a thin one, an unknown replica or a gap; one that begins before its frame.
+    """
 
     name = "autoscaler_sustained"
     group: Group = "claim"
@@ -267,14 +273,22 @@ class AutoscalerSustained(Check):
     def __init__(self, ledger: Ledger) -> None:
         super().__init__(ledger)
         self._settings: dict[str, dict[str, Any]] = {}
+        self._coverage: dict[str, tuple[float, float]] = {}  # service -> what is enough, where that is not as usual
         self._broken: dict[tuple[str, str], Event] = {}  # service, action -> the latest frame not valid for it
         self._before: dict[str, Event] = {}
 
     def handlers(self) -> dict[str, Handler]:
-        return {"autoscaler.deployed": self._on_deployed, "autoscaler.evaluated": self._on_evaluated}
+        return {
+            "autoscaler.deployed": self._on_deployed,
+            "autoscaler.coverage": self._on_coverage,
+            "autoscaler.evaluated": self._on_evaluated,
+        }
 
     def _on_deployed(self, event: Event) -> None:
         self._settings[event.data["service"]] = event.data
+
+    def _on_coverage(self, event: Event) -> None:
+        self._coverage[event.data["service"]] = event.data["out_least"], event.data["in_least"]
 
     def _on_evaluated(self, event: Event) -> None:
         service, frame = event.data["service"], event.data["frame"]
@@ -286,10 +300,14 @@ class AutoscalerSustained(Check):
         gap_ns = 2 * round(settings["evaluation_interval_s"] * 1e9) + _SLACK_NS
         # Before the first frame nothing was seen at all: no condition has held for longer than since then.
         broken = frame["is_empty"] or before is None or event.t_ns - before.t_ns > gap_ns
-        if broken:
+        out_least, in_least = self._coverage.get(service, _ENOUGH)
+        coverage = frame.get("coverage", 1.0)
+        if broken or coverage < out_least:
             self._broken[service, "scale_out"] = event
-        if broken or frame["unknown_engines"]:
+        if broken or frame["unknown_engines"] or coverage < in_least:
             self._broken[service, "scale_in"] = event
+        if before is not None and 4 * (event.t_ns - before.t_ns) < 3 * gap_ns:
+            self._judge_begun(before, event)
         action = event.data["action"]
         if action == "none":
             return
@@ -298,11 +316,23 @@ class AutoscalerSustained(Check):
         needed_s = settings["out_duration_s" if action == "scale_out" else "in_duration_s"]
         if seen is not None and event.t_ns - seen.t_ns + _SLACK_NS < round(needed_s * 1e9):
             self.violation(
-                f"{action} {(event.t_ns - seen.t_ns) / 1e9:.1f} s after its first frame, an empty one or a gap; its "
-                f"conditions must hold for {needed_s:g} s",
+                f"{action} {(event.t_ns - seen.t_ns) / 1e9:.1f} s after its first frame, an invalid one or a gap; "
+                f"its conditions must hold for {needed_s:g} s",
                 seen.seq,
                 event.seq,
             )
+
+    def _judge_begun(self, before: Event, event: Event) -> None:
+        """Of two evaluations with none in between: what holds in the later one alone began there."""
+        held: dict[str, float] = before.data["streaks"] or {}
+        holds: dict[str, float] = event.data["streaks"] or {}
+        for name, elapsed_s in holds.items():
+            if name not in held and elapsed_s * 1e9 > _SLACK_NS:
+                self.violation(
+                    f"{name} is said to have held for {elapsed_s:g} s when it was first seen to hold",
+                    before.seq,
+                    event.seq,
+                )
 
     def observed(self) -> str:
         return f"{self.judged} decisions, {self.violations} too early"

@@ -45,10 +45,12 @@ class Autoscaled(History):
         self.ask(at_s, "status", operation=operation, state=state, cleanup=cleanup)
 
     def evaluated(
-        self, at_s: float, action: str = "none", *, empty: bool = False, unknown: tuple[str, ...] = ()
-    ) -> None:
+        self, at_s: float, action: str = "none", *, empty: bool = False, unknown: tuple[str, ...] = (),
+        coverage: float = 1.0, streaks: dict[str, float] | None = None,
+    ) -> None:  # fmt: skip
+        frame = {"is_empty": empty, "unknown_engines": list(unknown), "coverage": coverage}
         self("autoscaler.evaluated", at="autoscaler-genrm/0", ms=round(at_s * 1000), service="genrm", action=action,
-             triggered=["token_usage_high"], frame={"is_empty": empty, "unknown_engines": list(unknown)})  # fmt: skip
+             triggered=["token_usage_high"], streaks=streaks or {}, frame=frame)  # fmt: skip
 
 
 def row(history: History, name: str) -> CheckResult:
@@ -191,6 +193,60 @@ def test_a_decision_soon_after_a_gap() -> None:
         h.evaluated(second, **absent)
     h.evaluated(100, "scale_in")
     assert row(h, "autoscaler_sustained").result == "fail"
+
+
+@pytest.mark.parametrize(
+    ("coverage", "enough", "action", "expected"),
+    [
+        (0.4, None, "scale_out", "fail"),
+        (0.5, None, "scale_out", "pass"),
+        (0.9, None, "scale_in", "fail"),
+        (0.4, (0.3, 1.0), "scale_out", "pass"),
+        (0.6, (0.7, 1.0), "scale_out", "fail"),
+        (0.9, (0.5, 0.8), "scale_in", "pass"),
+    ],
+)
+def test_a_decision_soon_after_a_frame_in_which_too_few_have_reported(
+    coverage: float, enough: tuple[float, float] | None, action: str, expected: str
+) -> None:
+    h = Autoscaled()
+    if enough is not None:
+        h("autoscaler.coverage", at=DRIVER, ms=0, service="genrm", out_least=enough[0], in_least=enough[1])
+    for second in range(5, 100, 5):
+        h.evaluated(second, coverage=coverage if second == 90 else 1.0)
+    h.evaluated(100, action)
+    assert row(h, "autoscaler_sustained").result == expected
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "gap_s", "expected"),
+    [
+        ({}, {"ttft_high": 0.0}, 5, "pass"),
+        ({}, {"ttft_high": 5.0}, 5, "fail"),
+        ({"ttft_high": 0.0}, {"ttft_high": 5.0}, 5, "pass"),
+        ({"no_queue": 0.0}, {"no_queue": 5.0, "ttft_high": 5.0}, 5, "fail"),
+        ({}, {"ttft_high": 5.0}, 10, "pass"),  # an evaluation in between may have broken, and nobody knows what it saw
+    ],
+)
+def test_a_condition_that_held_before_it_was_seen_to(
+    before: dict[str, float], after: dict[str, float], gap_s: int, expected: str
+) -> None:
+    h = Autoscaled()
+    for second in range(5, 70, 5):
+        h.evaluated(second)
+    h.evaluated(70, streaks=before)
+    h.evaluated(70 + gap_s, streaks=after)
+    h.evaluated(75 + gap_s, "scale_in")
+    found = row(h, "autoscaler_sustained")
+    assert found.result == expected and bool(found.witness) == (expected == "fail")
+
+
+def test_an_autoscaler_of_which_no_settings_are_known_is_not_judged() -> None:
+    h = History()
+    h("run.workload", at=DRIVER)
+    h("autoscaler.evaluated", at="autoscaler-x/0", service="x", action="scale_out", streaks={}, triggered=[],
+      frame={"is_empty": False, "unknown_engines": [], "coverage": 1.0})  # fmt: skip
+    assert row(h, "autoscaler_sustained").result == "inconclusive"
 
 
 # --- criteria ---

@@ -21,7 +21,7 @@ _OUT = {
 _IN = {"token_usage_threshold": 0.05, "throughput_variance_threshold": 1, "condition_duration_secs": 3}
 
 
-def _scenario(
+def autoscaler_scenario(
     name: str,
     summary: str,
     *,
@@ -33,18 +33,20 @@ def _scenario(
     most: int = 3,
     scaler: dict[str, float] | None = None,
     out: dict[str, float] | None = None,
+    in_: dict[str, float] | None = None,
     initial: int = 1,
     component: str = "",
     scale_api: str = "",
     lifecycle: str = "",
     service: str = "chat",
+    module: str = "tests.mutants.autoscalers",
 ) -> str:
     components = {"autoscaler": component, "scale_api": scale_api}
-    given = {part: f"tests.mutants.autoscalers:{cls}" for part, cls in components.items() if cls}
+    given = {part: f"{module}:{cls}" for part, cls in components.items() if cls}
     config = {
         "min_engines": initial, "max_engines": most, "metrics_interval_secs": 0.5, "evaluation_interval_secs": 1,
         "condition_window_secs": 6, "scale_out_cooldown_secs": 4, "scale_in_cooldown_secs": 6, **(scaler or {}),
-        "scale_out_policy": {**_OUT, **(out or {})}, "scale_in_policy": _IN,
+        "scale_out_policy": {**_OUT, **(out or {})}, "scale_in_policy": {**_IN, **(in_ or {})},
     }  # fmt: skip
     return (
         f"name: mutant_{name}\nsummary: {json.dumps(summary)}\n"
@@ -58,7 +60,7 @@ def _scenario(
     )
 
 
-_ACTIVE = "\n- reached: {state: ACTIVE, within_s: 15}\n"
+ACTIVE = "\n- reached: {state: ACTIVE, within_s: 15}\n"
 _ANSWER_LOST = """
 - at_s: 0
   do: reply_lost
@@ -66,19 +68,19 @@ _ANSWER_LOST = """
   with: {method: scale_out, count: 2}
   for_s: 61
 """
-_DIRTY = """
+DIRTY = """
 - {at_s: 0, do: placement_stuck, for_s: 60}
 - {at_s: 0, do: removal_fails, with: {late_s: 9}, for_s: %s}
 """
-_SLOW_TO_CLEAN = "placement_timeout_s: 3, removal_timeout_s: 2"
+SLOW_TO_CLEAN = "placement_timeout_s: 3, removal_timeout_s: 2"
 
 AUTOSCALER_SCENARIOS: dict[str, str] = {
-    "auto_cycle": _scenario(
+    "auto_cycle": autoscaler_scenario(
         "auto_cycle",
         "Out under load, in when it is over.",
-        acceptance=_ACTIVE + "- reached: {state: COMPLETED, within_s: 40}\n- capacity_returned: {}\n",
+        acceptance=ACTIVE + "- reached: {state: COMPLETED, within_s: 40}\n- capacity_returned: {}\n",
     ),
-    "auto_full": _scenario(
+    "auto_full": autoscaler_scenario(
         "auto_full",
         "Load that asks for more than may be had.",
         most=2,
@@ -86,7 +88,7 @@ AUTOSCALER_SCENARIOS: dict[str, str] = {
         high_s=40,
         ends_s=45,
     ),
-    "auto_deaf": _scenario(
+    "auto_deaf": autoscaler_scenario(
         "auto_deaf",
         "The answers to a submission are lost: it was accepted all the same.",
         steps=_ANSWER_LOST,
@@ -96,25 +98,25 @@ AUTOSCALER_SCENARIOS: dict[str, str] = {
         high_s=90,
         ends_s=92,
     ),
-    "auto_dirty": _scenario(
+    "auto_dirty": autoscaler_scenario(
         "auto_dirty",
         "A scale-out fails and is not clean for a while.",
-        steps=_DIRTY % 20,
+        steps=DIRTY % 20,
         scaler={"scale_out_cooldown_secs": 1},
-        lifecycle=_SLOW_TO_CLEAN,
+        lifecycle=SLOW_TO_CLEAN,
         high_s=25,
         ends_s=45,
     ),
-    "auto_deaf_and_dirty": _scenario(
+    "auto_deaf_and_dirty": autoscaler_scenario(
         "auto_deaf_and_dirty",
         "When the answer to a submission comes at last, the operation has failed and is not clean.",
-        steps=_ANSWER_LOST + _DIRTY.replace("for_s: 60", "for_s: 90") % 80,
+        steps=_ANSWER_LOST + DIRTY.replace("for_s: 60", "for_s: 90") % 80,
         scaler={"scale_out_cooldown_secs": 1},
-        lifecycle=_SLOW_TO_CLEAN,
+        lifecycle=SLOW_TO_CLEAN,
         high_s=85,
         ends_s=110,
     ),
-    "auto_silent_on_cleanup": _scenario(
+    "auto_silent_on_cleanup": autoscaler_scenario(
         "auto_silent_on_cleanup",
         "The status of an operation does not say whether it is clean; only a reconcile does.",
         scale_api="SilentOnCleanup",
@@ -123,7 +125,7 @@ AUTOSCALER_SCENARIOS: dict[str, str] = {
         high_s=30,
         ends_s=60,
     ),
-    "auto_one_blind": _scenario(
+    "auto_one_blind": autoscaler_scenario(
         "auto_one_blind",
         "Two idle replicas, one of which shows no metrics.",
         steps="""
@@ -131,9 +133,9 @@ AUTOSCALER_SCENARIOS: dict[str, str] = {
 """,
         scaler={"scale_out_cooldown_secs": 14},
         ends_s=60,
-        acceptance=_ACTIVE + "- reached: {state: COMPLETED, within_s: 70}\n",
+        acceptance=ACTIVE + "- reached: {state: COMPLETED, within_s: 70}\n",
     ),
-    "auto_blinks": _scenario(
+    "auto_blinks": autoscaler_scenario(
         "auto_blinks",
         "The metrics of the only replica are missing for a moment while a condition builds up.",
         steps="""
@@ -143,7 +145,7 @@ AUTOSCALER_SCENARIOS: dict[str, str] = {
         high_s=20,
         acceptance="\n- reached: {state: ACTIVE, within_s: 25}\n",
     ),
-    "auto_slow_once": _scenario(
+    "auto_slow_once": autoscaler_scenario(
         "auto_slow_once",
         "First tokens are late while many come at once; afterwards nothing happens for long.",
         arrivals="{closed_loop: {sessions: 48}}",
@@ -152,19 +154,19 @@ AUTOSCALER_SCENARIOS: dict[str, str] = {
         ends_s=70,
         acceptance="\n- reversals: {at_most: 1}\n",
     ),
-    "auto_joins_late": _scenario(
+    "auto_joins_late": autoscaler_scenario(
         "auto_joins_late",
         "The service is added to a running autoscaler.",
         component="AddsItsServiceLate",
-        acceptance=_ACTIVE,
+        acceptance=ACTIVE,
     ),
-    "auto_neighbour_hangs": _scenario(
+    "auto_neighbour_hangs": autoscaler_scenario(
         "auto_neighbour_hangs",
         "Another service of the same autoscaler never answers.",
         component="HasANeighbourThatHangs",
-        acceptance=_ACTIVE,
+        acceptance=ACTIVE,
     ),
-    "auto_neighbour_seen": _scenario(
+    "auto_neighbour_seen": autoscaler_scenario(
         "auto_neighbour_seen",
         "Somebody looks at the status of two services, of which one was scaled.",
         component="HasANeighbourThatHangs",
@@ -173,35 +175,35 @@ AUTOSCALER_SCENARIOS: dict[str, str] = {
 - {at_s: 10, do: look}
 - {at_s: 35, do: look}
 """,
-        acceptance=_ACTIVE,
+        acceptance=ACTIVE,
     ),
-    "auto_moves": _scenario(
+    "auto_moves": autoscaler_scenario(
         "auto_moves",
         "The rollout service moves: its URL is changed in the old spelling.",
         component="MovesByTheOldSpelling",
         service="rollout",
-        acceptance=_ACTIVE,
+        acceptance=ACTIVE,
     ),
-    "auto_no_throughput": _scenario(
+    "auto_no_throughput": autoscaler_scenario(
         "auto_no_throughput",
         "Replicas of an old version do not show their throughput.",
         component="OldReplicas",
-        acceptance=_ACTIVE,
+        acceptance=ACTIVE,
     ),
-    "auto_leaves": _scenario(
+    "auto_leaves": autoscaler_scenario(
         "auto_leaves",
         "Somebody wants the service removed while its scale-out is under way.",
         component="IsToldToLeave",
         high_s=8,
         ends_s=20,
     ),
-    "auto_partial_policy": _scenario(
+    "auto_partial_policy": autoscaler_scenario(
         "auto_partial_policy",
         "The service has one setting of its own; the rest is as configured for all.",
         component="HasOneSettingOfItsOwn",
-        acceptance=_ACTIVE,
+        acceptance=ACTIVE,
     ),
-    "auto_contradiction": _scenario(
+    "auto_contradiction": autoscaler_scenario(
         "auto_contradiction",
         "Somebody sets thresholds for the service that contradict each other.",
         component="IsToldTheImpossible",

@@ -12,6 +12,7 @@ from typing import Any
 
 import yaml
 
+from tests.mutants.autoscaler_change_scenarios import AUTOSCALER_CHANGE_SCENARIOS
 from tests.mutants.autoscaler_scenarios import AUTOSCALER_SCENARIOS
 from tests.mutants.judge_scenarios import JUDGE_SCENARIOS
 from tests.mutants.publishing_part_scenarios import PUBLISHING_PART_SCENARIOS
@@ -32,6 +33,7 @@ _ALL_SCENARIOS = {
     **SCALE_PROOF_SCENARIOS,
     **SCALE_RESTART_SCENARIOS,
     **AUTOSCALER_SCENARIOS,
+    **AUTOSCALER_CHANGE_SCENARIOS,
     **PUBLISHING_SCENARIOS,
     **PUBLISHING_PART_SCENARIOS,
     **JUDGE_SCENARIOS,
@@ -100,6 +102,7 @@ def all_mutants() -> Iterator[Mutant]:
     """Every mutant, by group."""
     from tests.mutants import (
         admins,
+        autoscaler_changes,
         autoscalers,
         engines,
         exporters,
@@ -125,7 +128,7 @@ def all_mutants() -> Iterator[Mutant]:
 
     groups = (
         gateways, admins, probers, recoveries, exporters, engines, loops, scalers, autoscalers, publishing, judges,
-        rollout_scalers,
+        rollout_scalers, autoscaler_changes,
         session_servers, surprises, traces, proxies, publishing_more, weights, scale_ends, scale_proofs, scale_restarts,
         publishing_parts,
     )  # fmt: skip
