@@ -8,7 +8,7 @@ from typing import Any
 
 from protocol.errors import SeatrialError
 from protocol.messages import EngineAddress
-from protocol.ports import backend
+from protocol.ports import Placement, backend
 from protocol.scaling.api import ScaleApi
 from protocol.scaling.bodies import ApiReply
 from protocol.scaling.contract import CleanupReport, Direction, Progress, Victim
@@ -201,8 +201,12 @@ class RevivesTheRetired(RevivesCandidates):
     over = ("retired",)
 
 
+def whatever_is_free(group: str) -> None:
+    """Starts a replica on the first device that is free, and not on that of its own placement group."""
+
+
 def _of(component: str, twin: type) -> Any:
-    def make(name: str, source: str, cls: type, scenario: str, check: str) -> Mutant:
+    def make(name: str, source: str, cls: Any, scenario: str, check: str) -> Mutant:
         return Mutant(name, source, component, twin, cls, scenario, check)
 
     return make
@@ -221,6 +225,9 @@ MUTANTS = (
     _api("silent is done", "M5", SilentIsDone, "scale_completed_unknown", "clean_means_clean"),
     _recovery("dead candidate revived", "M15", RevivesCandidates, "scale_dead_candidate", _REUSED),
     _recovery("retired rank revived", "M15", RevivesTheRetired, "scale_retired", _REUSED),
+    _of("protocol.scaling.lifecycle_steps:Placement", Placement)(
+        "another device than its group's", "M15b", whatever_is_free, "scale_1_2_1", "clean_means_clean"
+    ),
     _api("missing flag is dirty", "M22", TakesAMissingFlagForDirty, "scale_without_a_flag", "reached"),
     _api("out is closed", "scaling 1.5", ReconcilesTheUnclosed, "scale_open_admission", "removed_while_idle"),
 )
