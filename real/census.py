@@ -169,6 +169,14 @@ def _stat(pid: int) -> tuple[str, int, int]:
     return fields[0], int(fields[6]), int(fields[19])
 
 
+def is_stopped(pid: int) -> bool:
+    """Whether a process of this machine is stopped, as by SIGSTOP."""
+    try:
+        return _stat(pid)[0] == "T"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
 def _is_killed(pid: int) -> bool:
     """Whether it has been sent SIGKILL, which from then on is pending for the whole process, to its end."""
     status = pathlib.Path(f"/proc/{pid}/status").read_text()

@@ -1,9 +1,10 @@
 """The public address of one engine: forwards to the engine's private port, and records what passes.
 
 The front is the world's eye. Each event is written before the effect that it reports: ``engine.accepted`` before a
-request is forwarded, ``engine.finished`` before its answer is relayed. Nothing is listened to before the engine's own
-port accepts, so that a caller is refused until then, as it would be by the engine. Every call has a connection of its
-own, to the front and on to the engine, and both break when the engine does. A connection that was idle before is
+request is forwarded, ``engine.finished`` before its answer is relayed. What comes while the engine is stopped waits
+here, as it would in the engine's kernel, and is accepted when it goes on. Nothing is listened to before the engine's
+own port accepts, so that a caller is refused until then, as it would be by the engine. Every call has a connection of
+its own, to the front and on to the engine, and both break when the engine does. A connection that was idle before is
 another matter: an engine that was stopped for longer than it keeps idle ones (uvicorn: 5 s) closes it as soon as it
 goes on, the request in it unread (on uvloop, which looks at timers first; seen).
 """
@@ -32,6 +33,7 @@ from real.hosts import is_loopback
 _LOG = logging.getLogger(__name__)
 _BODY_BYTES = 256 << 20  # a prompt of a million tokens is 7 MB; anything near this is no request
 _BACKLOG = 4096
+_STOPPED_LOOK_S = 0.02
 
 
 class Front:
@@ -45,6 +47,7 @@ class Front:
         traffic: what may happen to messages.
         became_ready: called when /ready first answers 200, before anybody hears of it.
         in_flight_changed: called with the number of generations in flight.
+        is_stopped: whether the engine's main process is stopped now.
         tells_sampling: record how each call is sampled.
         token: what every call must bring; empty: nothing, which is for loopback alone.
     """
@@ -59,6 +62,7 @@ class Front:
         traffic: Traffic,
         became_ready: Callable[[], None],
         in_flight_changed: Callable[[int], None],
+        is_stopped: Callable[[], bool],
         tells_sampling: bool = False,
         token: str = "",
     ) -> None:
@@ -66,6 +70,7 @@ class Front:
         self._traffic = traffic
         self.served = served
         self._became_ready = became_ready
+        self._is_stopped = is_stopped
         self._token = token.encode()
         self._engine = headers.process_text(log.actor, log.incarnation)
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -193,6 +198,8 @@ class Front:
         """One delivery to the engine, and its answer."""
         if delay_s:
             await asyncio.sleep(delay_s)
+        while self._is_stopped():
+            await asyncio.sleep(_STOPPED_LOOK_S)
         method = inbound.request.method
         if method == "POST" and inbound.route in ROUTES:
             return await self._generations.deliver(inbound, self._relay if relayed else None)

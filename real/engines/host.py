@@ -20,7 +20,7 @@ import ray
 
 from protocol.ports import EngineSpec, Signal
 from protocol.serving.determinism import keeps_prefixes
-from real.census import Census, OwnCard
+from real.census import Census, OwnCard, is_stopped
 from real.engines.front import Front
 from real.engines.kinds import command, environment, own_version, rank_of
 from real.engines.leftovers import Leftovers, new_engine_folder
@@ -177,6 +177,7 @@ class EngineHost:
         self._front = Front(
             log, port=self._private.port, served=Served(version, weight_hash), storage=storage, traffic=self._traffic(),
             became_ready=self._became_ready, in_flight_changed=self._note_in_flight,
+            is_stopped=lambda: self._tree is not None and is_stopped(self._tree.pid),
             tells_sampling=spec.options is not None, token="" if is_loopback(self._address) else run.token,
         )  # fmt: skip
         self._emit("engine.started", port=self._public.port, profile=spec.profile, version=version)

@@ -57,7 +57,7 @@ async def fronted(folder: pathlib.Path, traffic: Traffic) -> AsyncIterator[RealE
     bound = socket.create_server(("127.0.0.1", 0))
     front = Front(
         log, port=urllib.parse.urlsplit(engine.url).port or 0, served=Served(VERSION, "hash"), storage=str(folder),
-        traffic=Traffic(), became_ready=lambda: None, in_flight_changed=lambda count: None,
+        traffic=Traffic(), became_ready=lambda: None, in_flight_changed=lambda count: None, is_stopped=lambda: False,
     )  # fmt: skip
     sessions = Sessions()
     try:

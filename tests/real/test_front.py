@@ -38,7 +38,7 @@ async def fronted(
     log = ProcessLog(str(folder), "chat-0", 1, time.monotonic_ns())
     front = Front(
         log, port=port, served=Served("default", "x"), storage=str(folder), traffic=traffic,
-        became_ready=lambda: None, in_flight_changed=lambda count: None, token=token,
+        became_ready=lambda: None, in_flight_changed=lambda count: None, is_stopped=lambda: False, token=token,
     )  # fmt: skip
     bound = socket.create_server((host, 0))
     try:
