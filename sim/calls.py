@@ -407,5 +407,3 @@ class RemoteStream:
             self._next += 1
         if self._items and self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
-
-
