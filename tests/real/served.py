@@ -43,7 +43,7 @@ class Process:
         self._popen.wait()
 
     def until_ready(self) -> None:
-        """Wait for GET /ready to answer 200."""
+        """Wait for GET /ready to answer 200. Ends it where that does not come."""
         ends = time.monotonic() + _PATIENCE_S
         while time.monotonic() < ends:
             assert self._popen.poll() is None, self.log.read_text()
@@ -51,16 +51,18 @@ class Process:
                 if answer.status == 200:
                     return
             time.sleep(0.05)
+        self.end()
         raise AssertionError(f"{self.url} was not ready in time:\n{self.log.read_text()}")
 
     def until_says(self, pattern: str, since: int = 0) -> re.Match[str]:
-        """Wait for a line of its output, after as many characters of it."""
+        """Wait for a line of its output, after as many characters of it. Ends it where that does not come."""
         ends = time.monotonic() + _PATIENCE_S
         while time.monotonic() < ends:
             if found := re.compile(pattern).search(self.log.read_text(), since):
                 return found
             assert self._popen.poll() is None, self.log.read_text()
             time.sleep(0.05)
+        self.end()
         raise AssertionError(f"no {pattern!r} in time:\n{self.log.read_text()}")
 
 
