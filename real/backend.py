@@ -277,6 +277,7 @@ def run_real(
     python_path: tuple[str, ...] | None = None,
     engines: EngineSettings | None = None,
     run: str | None = None,
+    begins: Callable[[asyncio.Task[Any]], None] = lambda _: None,
 ) -> T:
     """Run a driver's coroutine in the real world, on the Ray cluster that this process is connected to.
 
@@ -286,6 +287,7 @@ def run_real(
         python_path: where actors look for classes beside their own path; this process's ``sys.path`` by default.
         engines: how serving engines are started; without it the run has none.
         run: its id, unique on the cluster; a new one by default.
+        begins: called with the task whose cancellation ends the run in order, before anything of it runs.
 
     Returns:
         What ``body`` returns. Every actor of the run is dead then.
@@ -319,13 +321,18 @@ def run_real(
     backend.own_process()
     backend.log.emit("actor.spawned", cls="", node=backend.node, role="driver")
     try:
-        return asyncio.run(_drive(body, backend))
+        return asyncio.run(_drive(body, backend, begins))
     finally:
         backend.leave_process()
 
 
-async def _drive(body: Callable[[Any], Coroutine[Any, Any, T]], backend: RealBackend) -> T:
+async def _drive(
+    body: Callable[[Any], Coroutine[Any, Any, T]], backend: RealBackend, begins: Callable[[asyncio.Task[Any]], None]
+) -> T:
     """Run the body; a failed background task of the driver is the driver's failure."""
+    own = asyncio.current_task()
+    assert own is not None
+    begins(own)
     task = asyncio.ensure_future(body(backend))
     failures: list[BaseException] = []
 

@@ -8,6 +8,7 @@ An interrupt at any time leaves either a run that is judged or nothing: see ``In
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import dataclasses
 import importlib
@@ -209,6 +210,7 @@ def _live(
         stage = RealStage(
             plan.scenario, seed,
             run=run, folder=folder, engines=plan.engines, machines=cluster, http_port=plan.http_port, watch=watch,
+            begins=interrupts.cancel,
         )  # fmt: skip
         try:
             with interrupts.admitted():
@@ -346,13 +348,17 @@ def _ray_talking_to(log: pathlib.Path) -> Iterator[None]:
 class Interrupts:
     """Ctrl-C, SIGTERM and the end of the terminal, of this process and as long as a run goes on: all three are one.
 
-    Inside of ``admitted`` an interrupt is raised. Elsewhere it is only noted, and raised in the next ``admitted``: what
-    is being cleaned up, merged or judged is finished, which takes some seconds. One that has not been raised by the end
-    goes to whoever had the signal before, unless the run ends by an error. Where Ctrl-C or the end of the terminal was
-    to be ignored (a shell's background, nohup) it still is.
+    Inside of ``admitted`` an interrupt is raised; where a task was named (``cancel``) and is not done, that is
+    cancelled instead. It ends in order, for which it needs the loop and its other tasks: an error raised in the
+    midst of those, as asyncio does at a second Ctrl-C, would have it wait for ever. Elsewhere an interrupt is only
+    noted, and raised in the next ``admitted``: what is being cleaned up, merged or judged is finished, which takes
+    some seconds. One that has not been raised by the end goes to whoever had the signal before, unless the run ends
+    by an error. Where Ctrl-C or the end of the terminal was to be ignored (a shell's background, nohup) it still
+    is.
     """
 
     def __init__(self) -> None:
+        self._task: asyncio.Task[Any] | None = None
         self._before: dict[signal.Signals, Any] = {}
         self._came = False
         self._untold: signal.Signals | None = None  # that came and was not raised
@@ -377,11 +383,10 @@ class Interrupts:
 
     @contextlib.contextmanager
     def admitted(self) -> Iterator[None]:
-        """Inside of it KeyboardInterrupt is raised, in an asyncio loop as asyncio does it."""
+        """Inside of it an interrupt has its effect."""
         try:
             for number in self._before:
-                # asyncio takes the place of Python's own handler, and of no other one.
-                signal.signal(number, signal.default_int_handler if number is signal.SIGINT else self._pass_on)
+                signal.signal(number, self._interrupt)
             if self._came:
                 self._untold = None
                 raise KeyboardInterrupt
@@ -402,8 +407,11 @@ class Interrupts:
         self._came = True
         self._untold = self._untold or signal.Signals(number)
 
-    def _pass_on(self, *_: object) -> None:
-        if signal.SIGINT in self._before:
-            signal.raise_signal(signal.SIGINT)
-        else:
+    def cancel(self, task: asyncio.Task[Any]) -> None:
+        """The task that an interrupt cancels from now on."""
+        self._task = task
+
+    def _interrupt(self, *_: object) -> None:
+        if self._task is None or self._task.done():
             raise KeyboardInterrupt
+        self._task.get_loop().call_soon_threadsafe(self._task.cancel)

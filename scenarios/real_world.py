@@ -67,6 +67,7 @@ class RealStage(FaultPort):
         machines: the nodes, where they are the run's own.
         http_port: where the control APIs of its scaled services listen (0: any free port); None: nowhere.
         watch: called twice a second.
+        begins: called with the task whose cancellation ends the run in order, once there is one.
     """
 
     faults: RealFaults
@@ -82,6 +83,7 @@ class RealStage(FaultPort):
         machines: LocalCluster | None,
         http_port: int | None = None,
         watch: Callable[[RealStage], None] | None = None,
+        begins: Callable[[asyncio.Task[Any]], None] = lambda _: None,
     ) -> None:
         from real.tail import EvidenceTail
 
@@ -93,6 +95,7 @@ class RealStage(FaultPort):
         self._engines = engines
         self._machines = machines
         self._watch = watch
+        self._begins = begins
         self._http_port = http_port
         self.url = ""
         """Where the control APIs are; empty as long as they are not."""
@@ -119,11 +122,12 @@ class RealStage(FaultPort):
         from real.backend import run_real
 
         try:
-            run_real(self._body, folder=self._folder, engines=self._engines, run=self._run)
-        except KeyboardInterrupt:
+            run_real(self._body, folder=self._folder, engines=self._engines, run=self._run, begins=self._begins)
+        except (
+            KeyboardInterrupt,
+            asyncio.CancelledError,
+        ):  # the watching has said why, where it is the one that cancels
             self._ended("crash", INTERRUPTED)
-        except asyncio.CancelledError:  # by the watching: Ray has ended
-            self._ended("crash", "cancelled")
         except Exception as error:  # of the driver itself, also at taking the run down
             self._ended("crash", f"{type(error).__name__}: {message_of(error)}")
         return self._end

@@ -10,6 +10,7 @@ import json
 import os
 import pathlib
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -94,6 +95,7 @@ def one(scenario: str, engine: str, folder: pathlib.Path, options: tuple[str, ..
 @click.option("--option", "options", multiple=True, help="A further argument of the run command.")
 def main(scenario: str, engine: str, runs: int, keep: pathlib.Path | None, options: tuple[str, ...]) -> None:
     """Run a scenario for real, several times in a row."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # the run under way ends with this
     done: list[dict[str, Any]] = []
     # Short, because the paths of Ray's sockets have 107 bytes at most.
     with tempfile.TemporaryDirectory(prefix="") as temporary:

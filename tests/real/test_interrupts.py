@@ -143,6 +143,52 @@ def test_a_run_that_was_under_way_is_judged_however_often_it_is_interrupted(
     assert (last.kind, last.data["detail"]) == ("run.finished", "interrupted")
 
 
+@pytest.mark.parametrize("ctrl_c_is_ignored", [False, True])
+def test_a_run_under_way_ends_in_order_and_has_its_other_tasks_for_that(
+    run: Run, monkeypatch: pytest.MonkeyPatch, ctrl_c_is_ignored: bool
+) -> None:
+    ended: list[str] = []
+
+    async def answering(asked: asyncio.Queue[asyncio.Future[str]]) -> NoReturn:
+        while True:
+            (await asked.get()).set_result("in order")
+
+    async def main(stage: RealStage) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        stage._begins(task)
+        asked: asyncio.Queue[asyncio.Future[str]] = asyncio.Queue()
+        other = asyncio.create_task(answering(asked))
+        try:
+            interrupt(signal.SIGTERM)
+            await asyncio.sleep(30)
+        finally:
+            answer = asyncio.get_running_loop().create_future()
+            asked.put_nowait(answer)
+            async with asyncio.timeout(10):
+                ended.append(await answer)
+            other.cancel()
+            interrupt(signal.SIGTERM)  # and who does not want to wait for the rest does not
+            await asyncio.sleep(30)
+            ended.append("waited")
+
+    def conducted(stage: RealStage) -> RealEnd:
+        begins(stage._folder)
+        stage._end.took_s = 1.0
+        with contextlib.suppress(asyncio.CancelledError):
+            asyncio.run(main(stage))
+        return stage.interrupted()
+
+    monkeypatch.setattr(RealStage, "run", conducted)
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN if ctrl_c_is_ignored else signal.default_int_handler)
+    try:
+        ran = run.go()
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert ended == ["in order"]
+    assert (ran.end.reason, ran.end.detail) == ("crash", "interrupted")
+
+
 def lived(stage: RealStage) -> RealEnd:
     begins(stage._folder)
     return RealEnd("completed", "", 1.0, [("driver", 0)], [])
