@@ -185,17 +185,9 @@ class ScaleApi:
         task.add_done_callback(lambda done: self._watches.pop(done, None))
 
     async def _watched(self, model: _Model, operation: Operation) -> None:
-        await self._keep()  # nothing is begun that a restart would not know of
+        await self._journal.keep()  # nothing is begun that a restart would not know of
         await model.watcher.watch(operation)
-        await self._keep()
-
-    async def _keep(self) -> None:
-        while True:
-            try:
-                await self._journal.save()
-                return
-            except StorageError:
-                await asyncio.sleep(self._config.poll_interval_s)
+        await self._journal.keep()
 
     # --- operations ---
 
@@ -204,8 +196,8 @@ class ScaleApi:
         operation = self._registry.get(direction, request_id)
         if operation is None:
             return _unknown(direction, request_id)
-        await self._keep()  # what it is said to be once, it does not go back behind
         shown = StatusBody(**{field.name: getattr(operation, field.name) for field in dataclasses.fields(StatusBody)})
+        await self._journal.keep()  # what it is said to be once, it does not go back behind; it may go on meanwhile
         return ApiReply(200, dataclasses.asdict(shown))
 
     async def reconcile(self, direction: Direction, request_id: str) -> ApiReply:
@@ -240,7 +232,7 @@ class ScaleApi:
             return _error(409, "LIFECYCLE_RUNNING", f"{report.detail}; try again later")
         if not report.pending and operation.cleanup_required:
             self._registry.cleaned(operation, report.detail)
-            await self._keep()
+            await self._journal.keep()
         return self._reconciled(operation, report.victim_cleared, report.detail)
 
     async def _call_off(self, model: _Model, operation: Operation) -> None:

@@ -104,7 +104,7 @@ class ScaleManager(LifecycleSteps):
                 several GPUs (scaling.md 1.9).
         """
         if operation in self._lifecycles:
-            await self._keep()  # who began it may have been killed before that was kept
+            await self._journal.keep()  # who began it may have been killed before that was kept
             return False
         if target < self._initial:
             raise LifecycleRefused(f"{operation}: {target} is below the {self._initial} initial replicas")
@@ -117,7 +117,7 @@ class ScaleManager(LifecycleSteps):
                 raise LifecycleRefused(f"{operation}: {other.operation} is at work")
         self._lifecycles[operation] = Lifecycle(operation, direction, target)
         self._forget()
-        await self._keep()
+        await self._journal.keep()
         return True
 
     async def execute(self, operation: str) -> bool:
@@ -126,7 +126,7 @@ class ScaleManager(LifecycleSteps):
         if lifecycle is None or lifecycle.task is not None or lifecycle.physical_done:
             return False
         self._at_work(lifecycle, self._scale_out if lifecycle.direction == "scale_out" else self._scale_in)
-        await self._keep()
+        await self._journal.keep()
         return True
 
     def _at_work(self, lifecycle: Lifecycle, steps: Callable[[Lifecycle], Coroutine[Any, Any, State]]) -> None:
@@ -189,7 +189,7 @@ class ScaleManager(LifecycleSteps):
         lifecycle.changed.set()
         if lifecycle.task is None:
             lifecycle.never_executed("aborted before it was executed")
-        await self._keep()
+        await self._journal.keep()
         return True
 
     async def capacity(self) -> Capacity:
@@ -225,7 +225,7 @@ class ScaleManager(LifecycleSteps):
         """Recovery has a new incarnation ready to be published. False: the replica is on its way out, so end it."""
         adopted = self._slots.adopt(old, new)
         if adopted:
-            await self._keep()
+            await self._journal.keep()
         return adopted
 
     async def owned(self) -> tuple[tuple[str, str], ...]:
@@ -242,7 +242,7 @@ class ScaleManager(LifecycleSteps):
             phase = "PARTIAL" if lifecycle.direction == "scale_out" and lifecycle.created else "FAILED"
         lifecycle.phase = phase
         lifecycle.ending = True
-        await self._keep()
+        await self._journal.keep()
         lifecycle.physical_done = True
 
     def _dirty(self, lifecycle: Lifecycle) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 
 from protocol.config import LifecycleConfig
-from protocol.errors import SeatrialError, StorageError
+from protocol.errors import SeatrialError
 from protocol.journal import Journal
 from protocol.messages import EngineAddress
 from protocol.ports import EngineSpec, Placement, backend
@@ -34,15 +34,6 @@ class LifecycleSteps:
     _slots: Slots
     _journal: Journal
     _generation: int
-
-    async def _keep(self) -> None:
-        """Have what is so kept before anything follows from it; where that fails nothing goes on."""
-        while True:
-            try:
-                await self._journal.save()
-                return
-            except StorageError:
-                await asyncio.sleep(self._config.poll_interval_s)
 
     def _checkpoint(self, lifecycle: Lifecycle) -> None:
         if lifecycle.aborted:
@@ -91,22 +82,22 @@ class LifecycleSteps:
 
     async def _count_in(self, lifecycle: Lifecycle, slot: Slot) -> None:
         lifecycle.created += 1
-        await self._keep()
+        await self._journal.keep()
         self._emit_slot(slot, "published")
 
     async def _make(self, lifecycle: Lifecycle, slot: Slot) -> None:
         config = self._config
         lifecycle.phase = "CREATING"
         self._emit_slot(slot, "candidate")
-        await create_group(slot, self._spec.num_gpus, config, self._keep)
+        await create_group(slot, self._spec.num_gpus, config, self._journal.keep)
         self._emit_slot(slot, "owns_group")
         self._checkpoint(lifecycle)
         await wait_usable(slot, config)
         self._checkpoint(lifecycle)
         slot.worker = True  # from here on a process may be there, whatever launch() comes to
-        await self._keep()
+        await self._journal.keep()
         slot.address = await backend().engines.launch(self._spec, name=slot.name, placement=Placement(slot.group))
-        await self._keep()
+        await self._journal.keep()
         self._emit_slot(slot, "launched")
         await self._replicas.wait_ready(slot.address, lambda: self._checkpoint(lifecycle))
         self._checkpoint(lifecycle)
@@ -121,7 +112,7 @@ class LifecycleSteps:
     async def _publish(self, slot: Slot, address: EngineAddress) -> None:
         """The point of no return. Idempotent at the gateway, so that a lost answer is asked for again."""
         slot.offered = True
-        await self._keep()
+        await self._journal.keep()
         while True:
             try:
                 if not await self._gateway.call("add_replica", address):
@@ -134,13 +125,13 @@ class LifecycleSteps:
     async def _roll_back(self, slot: Slot) -> str:
         """Take a candidate down. Returns what is left of it, empty when it is confirmed gone."""
         slot.unreleased = True
-        await self._keep()
+        await self._journal.keep()
         if slot.offered and slot.address is not None and not await self._replicas.withdraw(slot.address):
             # Calls may be on it. Its process and its group stay until the gateway says otherwise.
             return "it may be routed to; it is kept"
         slot.offered = False
         await self._end_process(slot)
-        release = await release_group(slot, self._config, self._keep)
+        release = await release_group(slot, self._config, self._journal.keep)
         if release.confirmed:
             await self._retire(slot)
         else:
@@ -183,7 +174,7 @@ class LifecycleSteps:
         lifecycle.slot, lifecycle.victim = slot, Victim(address, slot.rank, self._generation)
         lifecycle.drained = False
         slot.draining = True
-        await self._keep()
+        await self._journal.keep()
         lifecycle.phase = "DRAINING"
         self._emit_drain(lifecycle.operation, lifecycle.victim, "chosen")
         try:
@@ -215,7 +206,7 @@ class LifecycleSteps:
             return
         self._generation += 1
         lifecycle.victim = Victim(known[0], slot.rank, self._generation)
-        await self._keep()
+        await self._journal.keep()
         self._emit_drain(lifecycle.operation, lifecycle.victim, "chosen")
 
     async def _remove(self, lifecycle: Lifecycle, slot: Slot) -> str:
@@ -223,7 +214,7 @@ class LifecycleSteps:
         old, new = slot.predecessor, slot.address
         if old is not None and new is not None and lifecycle.victim is not None and lifecycle.victim.address == old:
             slot.fencing = True
-            await self._keep()
+            await self._journal.keep()
             await self._replicas.forget_route(old)
             if await self._replicas.members(old, new) != ():
                 lifecycle.drained = False
@@ -233,7 +224,7 @@ class LifecycleSteps:
         slot.held = True
         if slot.address is not None:
             await self._replicas.forget_route(slot.address)
-        release = await release_group(slot, self._config, self._keep)
+        release = await release_group(slot, self._config, self._journal.keep)
         if not release.confirmed:
             self._emit_slot(slot, "held", release.why)
             return release.why
@@ -249,13 +240,13 @@ class LifecycleSteps:
             detail = await self._replicas.end(slot.name)
             slot.worker = False
             slot.held = slot.draining
-            await self._keep()
+            await self._journal.keep()
             self._emit_slot(slot, "stopped", detail)
 
     async def _retire(self, slot: Slot) -> None:
         slot.held = slot.unreleased = slot.candidate = slot.draining = False
         slot.retired = True
-        await self._keep()
+        await self._journal.keep()
         self._emit_slot(slot, "retired")
 
     async def _clean_up(self, lifecycle: Lifecycle, proof: Victim | None) -> str:

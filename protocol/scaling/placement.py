@@ -107,13 +107,13 @@ async def release_group(
         await keep()
         try:
             await groups.remove(slot.group)
+        except SeatrialError as error:
+            slot.removal_asked = False
+            why = f"its removal was not accepted: {type(error).__name__}: {error}"
+            ends = _now()  # one look: it may have had its effect all the same
+        else:
             slot.removal_accepted = True
             await keep()
-        except SeatrialError as error:
-            slot.removal_asked = slot.removal_accepted
-            if not slot.removal_accepted:
-                why = f"its removal was not accepted: {type(error).__name__}: {error}"
-                ends = _now()  # one look: it may have had its effect all the same
     unread = await _seen_removed(slot, config, ends)
     return Release(True) if unread is None else Release(False, unread or why)
 

@@ -14,7 +14,8 @@ What it promises (scaling.md 5.1, hazards H4 and H5):
 - After a transport error a replica is *suspect*: not routed to until health readmits it. Those that merely could
   not be connected to (nothing was sent, *not done*) are routed to at once where nobody else is left, or most are such.
 - With a journal a gateway that was killed has its replicas again, and those whose admission was closed stay closed.
-  All others are suspect until health has looked at them. What was in flight is lost, as its callers were told.
+  All others are suspect until health has looked at them. What was in flight is lost, as its callers were told. Where
+  storage fails, whoever has changed something waits for the answer until that is kept.
 """
 
 from __future__ import annotations
@@ -182,7 +183,7 @@ class Gateway(Dispatcher):
         was removed or a newer one is known: a late message of a superseded recovery must not revive the dead.
         """
         if self._find(address) is not None:
-            await self._journal.save()  # who asked first may not have been answered
+            await self._journal.keep()  # who asked first may not have been answered
             return True
         newest = self._newest.get(address.name, -1)
         if newest >= address.incarnation:
@@ -194,7 +195,7 @@ class Gateway(Dispatcher):
         self._newest[address.name] = address.incarnation
         self._roster_version += 1
         self._route(replica)
-        await self._journal.save()
+        await self._journal.keep()
         return True
 
     async def replace_replica(self, old: EngineAddress, new: EngineAddress) -> bool:
@@ -209,7 +210,7 @@ class Gateway(Dispatcher):
         if replica is None:
             return False
         self._remove(replica, "removed")
-        await self._journal.save()
+        await self._journal.keep()
         return True
 
     async def set_routable(self, address: EngineAddress, routable: bool, why: str) -> bool:
@@ -240,7 +241,7 @@ class Gateway(Dispatcher):
         replica.suspect = False
         if replica.routable:
             self._unroute(replica, why)
-        await self._journal.save()
+        await self._journal.keep()
         return True
 
     async def reopen_admission(self, address: EngineAddress) -> bool:
@@ -251,7 +252,7 @@ class Gateway(Dispatcher):
         replica.closed = False
         if not replica.routable:
             self._route(replica)
-        await self._journal.save()
+        await self._journal.keep()
         return True
 
     async def wait_idle(self, address: EngineAddress, timeout_s: float) -> bool:

@@ -69,6 +69,42 @@ def test_a_save_that_failed_leaves_the_one_before_and_is_told() -> None:
     run(body)
 
 
+def test_after_a_save_that_failed_the_next_one_writes_though_nothing_has_changed_since_the_one_before() -> None:
+    """The failed one may be in storage: its error says nothing of that."""
+
+    async def body(world: FakeBackend) -> None:
+        states = iter((1, 2, 1))
+        journal = Journal("kept", lambda: next(states))
+        await journal.save()
+        rename = world.storage.rename
+
+        async def renamed_and_not_answered(old: str, new: str) -> None:
+            await rename(old, new)
+            raise StorageError("it did not answer", path=new)
+
+        world.storage.rename = renamed_and_not_answered  # type: ignore[method-assign]  # this once
+        with pytest.raises(StorageError):
+            await journal.save()
+        world.storage.rename = rename  # type: ignore[method-assign]
+        assert await Journal("kept", dict).load() == 2
+        await journal.save()
+        assert await Journal("kept", dict).load() == 1
+
+    run(body)
+
+
+def test_what_must_be_kept_is_tried_until_it_is() -> None:
+    async def body(world: FakeBackend) -> None:
+        states = iter((1, 2, 3))
+        journal = Journal("kept", lambda: next(states))
+        await journal.keep()
+        world.storage.fail[".new"] = DiskFull("no space left", path=PATH)
+        await journal.keep()
+        assert await journal.load() == 3
+
+    run(body)
+
+
 def test_what_is_there_already_is_not_written_again() -> None:
     async def body(world: FakeBackend) -> None:
         await Journal("kept", lambda: 1).save()

@@ -291,6 +291,29 @@ def test_nothing_is_told_or_begun_of_an_operation_that_cannot_be_kept() -> None:
     run(body)
 
 
+def test_what_a_status_has_told_is_so_after_a_restart() -> None:
+    """Though the operation goes on while that is being kept."""
+
+    async def body(world: ScalingWorld) -> None:
+        s = await service(world, **API)
+        operation = await s.admitted("scale_out", 2)
+        while not world.of("scale.state", state="HEALTH_CHECKING"):
+            await asyncio.sleep(0.001)
+        write = world.storage.write
+
+        async def slow(path: str, data: bytes, **more: Any) -> None:
+            await asyncio.sleep(10)
+            await write(path, data, **more)
+
+        world.storage.write = slow  # type: ignore[method-assign]
+        told = await s.status("scale_out", operation)
+        assert world.of("scale.terminal")
+        await s.restart("api")
+        assert (await s.status("scale_out", operation))["status"] == told["status"]
+
+    run(body)
+
+
 def test_an_api_without_a_journal_begins_anew() -> None:
     """Hazard H12."""
 
@@ -323,6 +346,25 @@ def test_the_gateway_has_its_replicas_again_and_health_readmits_them() -> None:
         # What was removed does not come back, nor an incarnation that is older than the one that was known.
         assert not await s.gateway.add_replica(gone)
         assert await s.gateway.add_replica(first)
+
+    run(body)
+
+
+def test_a_gateway_that_cannot_keep_something_answers_when_it_can_and_nobody_breaks_over_it() -> None:
+    async def body(world: ScalingWorld) -> None:
+        s = await service(world, gateway={"journal": "gateway"})
+
+        def full() -> None:
+            world.storage.fail[".new"] = DiskFull("no space left", path="gateway")
+
+        hits = [
+            at(world, "scale.slot", full, what="launched"),  # it is about to be published
+            at(world, "scale.drain", full, what="chosen"),  # about to be closed
+            at(world, "scale.slot", full, what="stopped"),  # about to be forgotten
+        ]
+        assert (await s.scaled("scale_out", 2))["status"] == "ACTIVE"
+        assert (await s.scaled("scale_in", 1))["status"] == "COMPLETED"
+        assert all(hits) and not world.storage.fail
 
     run(body)
 
