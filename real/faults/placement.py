@@ -8,6 +8,7 @@ first one is led to the second. All of it is in files of the run, for any proces
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import pathlib
@@ -44,16 +45,16 @@ class GroupNotes:
     # ---- what is told of groups ----
 
     def is_news(self, group_id: str, state: str) -> bool:
-        """Whether no process has told yet that a group is in a state. From now on one has."""
-        path = self._told / group_id
-        try:
-            last = path.read_text()
-        except FileNotFoundError:
-            last = ""
-        if last in (state, "REMOVED"):  # nothing comes after that: who says otherwise has looked before
-            return False
-        _write(path, state)
-        return True
+        """Whether no process has told yet that a group is in a state. From now on one has: of several at once, one."""
+        self._told.mkdir(parents=True, exist_ok=True)
+        with open(os.open(self._told / group_id, os.O_RDWR | os.O_CREAT, 0o644), "r+") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)  # given up by the kernel when its holder dies
+            if file.read() in (state, "REMOVED"):  # nothing comes after that: who says otherwise has looked before
+                return False
+            file.seek(0)
+            file.truncate()
+            file.write(state)
+            return True
 
     # ---- stuck groups ----
 
