@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from analysis.errors import BadInput, print_anything, require_current_folder, tell_defect
+from analysis.errors import BadInput, nearest, print_anything, require_current_folder, tell_defect
 from analysis.explain import explain_check
 from analysis.outputs import require_unchanged, rewrite
 from analysis.reader import read_json
@@ -99,16 +99,16 @@ def explain(run: pathlib.Path, svg: pathlib.Path | None, only: str | None) -> No
     if only is not None:
         chosen = [row for row in reached.checks if row.name.partition("(")[0] == only or row.name == only]
         if not chosen:
-            raise BadInput(
-                f"--check {only!r}: no such check; known are {', '.join(row.name for row in reached.checks)}"
-            )
+            names = list(dict.fromkeys(row.name for row in reached.checks))
+            raise BadInput(f"--check {only!r}: no such check; {nearest(only, names)}known are {', '.join(names)}")
     explanations = [explain_check(directory, row) for row in chosen]
     if reached.note:
         click.echo(reached.note, err=True)
     if not explanations:
-        click.echo("no check failed: nothing to explain (--check NAME shows any)")
+        drawn = "" if svg is None else f"; {svg} is not written"
+        click.echo(f"no check failed: nothing to explain (--check NAME shows any){drawn}")
     click.echo("\n".join(as_text(one) for one in explanations), nl=False)
-    if svg is not None:
+    if svg is not None and explanations:
         write_atomic(svg, as_svg(explanations))
         click.echo(f"drawn: {svg}")
     sys.exit(reached.exit_code)
@@ -149,6 +149,9 @@ def table(run: pathlib.Path, name: str, kind: str | None, limit: int, csv_path: 
         click.echo(f"{_write_csv(csv_path, lambda: rows(directory, name, kind))} rows: {csv_path}")
         return
     shown = list(itertools.islice(stream, limit + 1))
+    if not shown:
+        click.echo(f"no {name}{'' if kind is None else f' of kind {kind}'} in this run")
+        return
     columns = list(dict.fromkeys(key for row in shown for key in row))
     out = Table(box=None, header_style="bold")
     for column in columns:

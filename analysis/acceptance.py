@@ -27,7 +27,7 @@ from analysis.checks.ledger import Ledger
 from analysis.checks.publishing_criteria import DistinctWeights, PrefixHits, SessionsAcrossUpdates, TurnsAtVersions
 from analysis.checks.traces_criteria import CleanupsKeptOthers, RecordedBetween
 from analysis.checks.training_criteria import TrainingContinues
-from analysis.errors import BadInput, unknown_kind
+from analysis.errors import BadInput, nearest, unknown_kind
 from protocol.evidence import KINDS
 
 
@@ -97,17 +97,26 @@ def parse_criterion(entry: Any) -> tuple[str, Parameters]:
         raise BadInput(f"acceptance entry {entry!r}: must be one 'criterion: {{parameters}}'")
     ((name, raw),) = entry.items()
     if name not in CRITERIA:
-        raise BadInput(f"acceptance criterion {name!r} is unknown; known are {', '.join(sorted(CRITERIA))}")
+        meant = nearest(str(name), CRITERIA)
+        raise BadInput(f"acceptance criterion {name!r} is unknown; {meant}known are {', '.join(sorted(CRITERIA))}")
     model = CRITERIA[name].model
     try:
         parameters = model.model_validate({} if raw is None else raw)
     except ValidationError as error:
         if isinstance(raw, Mapping) and (unknown := [key for key in raw if key not in model.model_fields]):
             known = ", ".join(model.model_fields) or "none"
-            raise BadInput(f"acceptance criterion {name!r}: unknown key {unknown[0]!r}; known: {known}") from error
+            meant = nearest(str(unknown[0]), model.model_fields)
+            raise BadInput(
+                f"acceptance criterion {name!r}: unknown key {unknown[0]!r}; {meant}known: {known}"
+            ) from error
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"])
-        said = str(first["msg"]).removeprefix("Value error, ")
+        if first["type"] == "missing":
+            said = "is missing; add it"
+        else:
+            said = str(first["msg"]).removeprefix("Value error, ").replace("Input should be", "must be")
+            if isinstance(given := first["input"], str | int | float):
+                said += f" (given: {given!r:.80})"
         raise BadInput(f"acceptance criterion {name!r}{f', key {key!r}' if key else ''}: {said}") from error
     if isinstance(parameters, Happens):
         named = set(parameters.where) | ({"state"} if parameters.state is not None else set())

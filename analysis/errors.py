@@ -15,11 +15,15 @@ class BadInput(Exception):
     """A file or folder that cannot be used. The message names file, line, key and what to do."""
 
 
+def nearest(word: str, known: Iterable[str]) -> str:
+    """``did you mean 'x'? ``, or nothing where no known word is like it."""
+    near = difflib.get_close_matches(word, known, 1)
+    return f"did you mean {near[0]!r}? " if near else ""
+
+
 def unknown_kind(kind: str, kinds: Iterable[str]) -> str:
     """What is said of an event kind that is none: the nearest one, and where all of them are."""
-    near = difflib.get_close_matches(kind, kinds, 1)
-    meant = f"did you mean {near[0]!r}? " if near else ""
-    return f"event kind {kind!r} is unknown; {meant}docs/evidence.md lists them all"
+    return f"event kind {kind!r} is unknown; {nearest(kind, kinds)}docs/evidence.md lists them all"
 
 
 def print_anything() -> None:

@@ -138,10 +138,12 @@ class Places:
         self.changed = changed
 
     def of(self, path: Sequence[str | int]) -> str:
+        """The change that gave all of it; or the line of the file, with the changes that gave a part of it."""
         for where, change in self.changed:
             if tuple(path[: len(where)]) == where:
                 return f"--set {change}"
-        return self.tree.place(path)
+        parts = [f"--set {change}" for where, change in self.changed if where[: len(path)] == tuple(path)]
+        return " with ".join([self.tree.place(path), *parts])
 
     def name(self, path: Sequence[str | int]) -> str:
         """Place and key: how an error begins."""

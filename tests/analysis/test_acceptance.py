@@ -106,9 +106,17 @@ def test_an_invariant_asked_for_must_have_judged() -> None:
         ("nothing_lost", "must be one 'criterion: {parameters}'"),
         ({"a": {}, "b": {}}, "must be one"),
         ({"fast": {}}, "'fast' is unknown; known are"),
-        ({"answered_fraction": {}}, "'answered_fraction', key 'at_least': Field required"),
-        ({"answered_fraction": {"at_least": 2}}, "key 'at_least': Input should be less than or equal to 1"),
-        ({"answered_fraction": {"at_least": 1, "at_lest": 1}}, "unknown key 'at_lest'; known: at_least"),
+        ({"answered_fractions": {}}, "'answered_fractions' is unknown; did you mean 'answered_fraction'? known are"),
+        ({"answered_fraction": {}}, "'answered_fraction', key 'at_least': is missing; add it"),
+        ({"answered_fraction": {"at_least": 2}}, "key 'at_least': must be less than or equal to 1 (given: 2)"),
+        (
+            {"answered_fraction": {"at_least": "x"}},
+            "key 'at_least': must be a valid number, unable to parse string as a number (given: 'x')",
+        ),
+        (
+            {"answered_fraction": {"at_least": 1, "at_lest": 1}},
+            "unknown key 'at_lest'; did you mean 'at_least'? known: at_least",
+        ),
         (
             {"reached": {"event": "engine.redy", "within_s": 1}},
             "event kind 'engine.redy' is unknown; did you mean 'engine.ready'?",

@@ -98,7 +98,10 @@ def test_a_long_story_is_cut_but_keeps_its_witnesses() -> None:
     assert [step.event.seq for step in explanation.steps if step.witness] == [last.seq]
 
 
-def test_nothing_failed_nothing_to_explain(passing: RunDir) -> None:
+def test_nothing_failed_nothing_to_explain(passing: RunDir, tmp_path: pathlib.Path) -> None:
     result = cli("explain", passing.path)
     assert result.exit_code == 0 and "no check failed" in result.stdout
+    picture = tmp_path / "why.svg"
+    result = cli("explain", passing.path, "--svg", picture)
+    assert f"{picture} is not written" in result.stdout and not picture.exists()
     assert "faults_hit: pass" in cli("explain", passing.path, "--check", "faults_hit").stdout

@@ -146,7 +146,11 @@ def test_bad_input(passing: RunDir, tmp_path: pathlib.Path) -> None:
             "event kind 'x' is unknown; docs/evidence.md lists them all",
         ),
         (("explain", passing.path, "--check", "x"), "--check 'x': no such check; known are run_finished"),
-        (("explain", passing.path, "--svg", tmp_path / "no" / "x.svg"), "cannot be written"),
+        (("explain", passing.path, "--check", "no_leak"), "no such check; did you mean 'no_leaks'? known are"),
+        (
+            ("explain", passing.path, "--check", "no_leaks", "--svg", tmp_path / "no" / "x.svg"),
+            "cannot be written",
+        ),
         (("table", passing.path, "--csv", tmp_path / "no" / "x.csv"), "cannot be written"),
         (("schema", "--out", tmp_path / "no" / "x.md"), "cannot be written"),
     ):
@@ -330,6 +334,8 @@ def test_tables(passing: RunDir, tmp_path: pathlib.Path) -> None:
     assert cli("table", passing.path, "--csv", tmp_path / "t.csv").stdout == f"3 rows: {tmp_path / 't.csv'}\n"
     lines = (tmp_path / "t.csv").read_text().splitlines()
     assert len(lines) == 4 and lines[0].startswith("request,prompt_tokens,")
+    result = cli("table", passing.path, "--of", "events", "--kind", "train.step")
+    assert (result.exit_code, result.stdout) == (0, "no events of kind train.step in this run\n")
 
 
 # --- plots
