@@ -7,6 +7,7 @@ again, so remembering one for too long harms nobody; the rule below is there so 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 
 
 class Tombstones:
@@ -17,11 +18,13 @@ class Tombstones:
     Args:
         ttl_s: how long a name is remembered, s; longer than anything of it can be under way.
         most: how many are remembered.
+        let_go: called for each name that is forgotten, so that nothing else of it is left.
     """
 
-    def __init__(self, ttl_s: float, most: int) -> None:
+    def __init__(self, ttl_s: float, most: int, let_go: Callable[[str], object] | None = None) -> None:
         self._ttl_s = ttl_s
         self._most = most
+        self._let_go = let_go
         self._ends: dict[str, float] = {}  # name -> when it is forgotten, in order
 
     def __contains__(self, name: str) -> bool:
@@ -30,18 +33,17 @@ class Tombstones:
     def __len__(self) -> int:
         return len(self._ends)
 
-    def add(self, names: tuple[str, ...], now: float) -> list[str]:
+    def add(self, names: tuple[str, ...], now: float) -> int:
         """They are over since ``now``, a time of the loop; again for one that was over already changes nothing.
 
-        Returns:
-            Those that are forgotten early for it, oldest first.
+        Returns how many are forgotten early for it.
         """
         for name in names:
             self._ends.setdefault(name, now + self._ttl_s)
         return self._forget(list(itertools.islice(self._ends, max(len(self._ends) - self._most, 0))))
 
-    def expire(self, now: float) -> list[str]:
-        """Forget those whose time is over; returns them, oldest first."""
+    def expire(self, now: float) -> int:
+        """Forget those whose time is over; returns how many."""
         over = []
         for name, ends in self._ends.items():
             if ends > now:
@@ -49,7 +51,9 @@ class Tombstones:
             over.append(name)
         return self._forget(over)
 
-    def _forget(self, names: list[str]) -> list[str]:
+    def _forget(self, names: list[str]) -> int:
         for name in names:
             del self._ends[name]
-        return names
+            if self._let_go is not None:
+                self._let_go(name)
+        return len(names)

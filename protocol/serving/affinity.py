@@ -148,7 +148,7 @@ class SessionAffinityRouter:
     def _acquire(self, session: str) -> str:
         if not session:
             raise refused(400, "a routed request must carry a session_id")
-        self._expire()
+        self._tombstones.expire(_now())
         if session in self._tombstones:
             raise refused(410, f"session {session} is retired")
         bound = self._bindings.get(session)
@@ -209,7 +209,8 @@ class SessionAffinityRouter:
 
     def _bury(self, sessions: tuple[str, ...]) -> None:
         """Unbind sessions and set their tombstones: from now on no turn of theirs is taken."""
-        expired = self._expire()
+        now = _now()
+        expired = self._tombstones.expire(now)
         unbound = 0
         for session in sessions:
             bound = self._bindings.pop(session, None)
@@ -217,15 +218,13 @@ class SessionAffinityRouter:
                 unbound += 1
                 if bound in self._backends:
                     self._backends[bound].assigned -= 1
-        early = self._tombstones.add(sessions, _now())
-        for session in early:
-            self._forgotten(session)
+        expired += self._tombstones.add(sessions, now)
         backend().emit(
             "affinity.retired",
             sessions=len(sessions),
             bound=unbound,
             tombstones=len(self._tombstones),
-            expired=expired + len(early),
+            expired=expired,
         )
 
     async def _until_unsent(self, sessions: tuple[str, ...]) -> None:
@@ -263,16 +262,6 @@ class SessionAffinityRouter:
         return AffinitySnapshot(tuple(counts), len(self._bindings), len(self._tombstones))
 
     # --- inside ---
-
-    def _expire(self) -> int:
-        """Forget the tombstones whose time is over; returns how many."""
-        over = self._tombstones.expire(_now())
-        for session in over:
-            self._forgotten(session)
-        return len(over)
-
-    def _forgotten(self, session: str) -> None:
-        """The tombstone of a session is no more, and nothing else of it may be left."""
 
     async def _sync(self) -> None:
         assert self._gateway is not None

@@ -30,6 +30,7 @@ from protocol.serving.formats import format_of, generation_of
 from protocol.serving.http import status_of
 from protocol.serving.native import json_object
 from protocol.serving.turn_hooks import SESSION, BadSession, session_of
+from protocol.tombstones import Tombstones
 
 RETIRE = "/retire_sessions"
 _OF_ENGINES = (
@@ -67,6 +68,12 @@ class HttpAffinityRouter(SessionAffinityRouter):
         super().__init__(*args, **kwargs)
         self._left: dict[str, dict[ActorHandle, None]] = {}
         """Sessions, bound or with a tombstone, to the servers that may have a turn of theirs unsent, with no reader."""
+        config = self._config
+        self._tombstones = Tombstones(
+            config.tombstone_ttl_s,
+            config.max_tombstones,
+            let_go=lambda session: self._left.pop(session, None),  # whose retirement failed and was not repeated
+        )
 
     @data_call
     async def http(self, request: RawRequest) -> AsyncGenerator[HttpHead | bytes, None]:
@@ -110,7 +117,7 @@ class HttpAffinityRouter(SessionAffinityRouter):
             if session is None:
                 raise refused(400, f"the body must be a JSON object whose {SESSION} is a text or an integer")
             return self._backends[self._acquire(session)]
-        self._expire()
+        self._tombstones.expire(asyncio.get_running_loop().time())
         if session and (session in self._bindings or session in self._tombstones):
             return self._backends[self._acquire(session)]  # which binds nothing
         return self._least_loaded()
@@ -194,10 +201,6 @@ class HttpAffinityRouter(SessionAffinityRouter):
 
     def _may_be_sent(self, session: str) -> bool:
         return session in self._left or super()._may_be_sent(session)
-
-    def _forgotten(self, session: str) -> None:
-        super()._forgotten(session)
-        self._left.pop(session, None)  # for whoever has not repeated a retirement that failed
 
     async def _given_up(self, sessions: list[str]) -> None:
         """A turn may wait in a hook though its client has left: its server is told not to send it, once it has it."""
