@@ -12,8 +12,7 @@ import json
 from collections.abc import Iterator
 from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
-from protocol.event_lines import FIELD_TYPES, Encoder, compile_encoder
-from protocol.event_lines import who as who  # the lines are this module's to its readers
+from protocol.event_lines import FIELD_TYPES, Encoder, compile_encoder, who
 
 SCHEMA_VERSION = 1
 

@@ -10,7 +10,8 @@ import hashlib
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from protocol.evidence import KINDS, Event, Recorder, encode, who
+from protocol.event_lines import who
+from protocol.evidence import KINDS, Event, Recorder, encode
 from sim.kernel import Kernel
 from sim.loop import ActorLoop
 from sim.random import Stream, Streams

@@ -99,7 +99,7 @@ class Operation:
         return self.terminal and not self.cleanup_required
 
 
-_OPERATION_FIELDS = tuple(field.name for field in dataclasses.fields(Operation))
+_KEPT = tuple(field.name for field in dataclasses.fields(Operation) if field.name != "created_s")
 
 
 @dataclasses.dataclass(slots=True)
@@ -394,18 +394,14 @@ class ScaleRegistry:
             ]
             for name, record in self._keys.items()
         ]
-        operations = [
-            [getattr(one, name) for name in _OPERATION_FIELDS if name != "created_s"]
-            for one in self._operations.values()
-        ]
+        operations = [[getattr(one, name) for name in _KEPT] for one in self._operations.values()]
         return {"operations": operations, "resolved": list(self._resolved), "keys": keys}
 
     def restore(self, kept: dict[str, Any]) -> list[Operation]:
         """Be what :meth:`kept` has given; returns the operations that are not terminal."""
         to_loop = self._now() - self._wall_time()
-        names = [name for name in _OPERATION_FIELDS if name != "created_s"]
         for values in kept["operations"]:
-            given = dict(zip(names, values, strict=True))
+            given = dict(zip(_KEPT, values, strict=True))
             operation = Operation(**given, created_s=given["created_at"] + to_loop)
             self._operations[operation.request_id] = operation
             if not operation.resolved:
