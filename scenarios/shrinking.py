@@ -8,8 +8,9 @@ changes is compared with what the file says, key by key:
   busier one, no longer.
 * *workload*: numbers become smaller, texts and kinds stay; a trace may be another one that is not longer.
 * *topology*: so, too; what ends in ``_s`` or ``_secs`` (time-outs of components) may be what the machine needs.
-* *acceptance*: the same criteria on the same events. Counts follow the counts, times become shorter. What may fail of
-  a fraction grows as the replicas become fewer, and no further: three kills of four replicas meet four times as much.
+* *acceptance*: the same criteria on the same events. Counts follow the counts, but not to none; times become
+  shorter. What may fail of a fraction grows as the replicas become fewer, and no further: three kills of four replicas
+  meet four times as much.
 * *limits*: shorter, but for ``time_limit_s``, after which a run is ended.
 
 Genuine engines (``sglang``, ``sglang-cpu``) have a model of their own and take longer to start and to answer: for
@@ -136,6 +137,8 @@ class _Judge:
             if 1 - becomes > most + 1e-9:
                 return f"with so many replicas fewer at most {most:.6g} may fail"
             return ""
+        if path[0] == "acceptance" and name == "at_least" and becomes <= 0 < was:
+            return "of what must happen something must"
         return "" if becomes <= was else f"{_SMALLER}, never larger"
 
     def _fewer(self) -> float:

@@ -18,6 +18,7 @@ steps:
 acceptance:
   - {name: few, occurs: {event: gateway.moved, where: {replica: chat-1}, at_most: 40}}
   - {name: soon, reached: {event: health.changed, within_s: 9}}
+  - {name: some, occurs: {event: gateway.moved, at_least: 3}}
   - answered_fraction: {at_least: 1.0}"""
 
 
@@ -45,6 +46,7 @@ def changed(kind: str, key: str, value: str) -> Scenario:
         ("acceptance.few.occurs.where.replica", "chat-0"),
         ("acceptance.few.occurs.at_least", "1"),
         ("acceptance.soon.reached.within_s", "5"),
+        ("acceptance.some.occurs.at_least", "1"),
         ("limits.time_limit_s", "9000"),
         ("limits.converge_within_s", "5"),
     ],
@@ -77,6 +79,7 @@ EVENTS = "leaves every criterion on the events that it is on"
         ("acceptance.few.occurs", "{event: gateway.moved, where: {replica: chat-1}}", EVENTS),
         ("acceptance", "[]", "another length"),
         ("acceptance.soon.reached.within_s", "10", SMALLER),
+        ("acceptance.some.occurs.at_least", "0", "something must"),
         ("acceptance.answered_fraction.at_least", "0.5", "at most 0"),
         ("limits.converge_within_s", "500", SMALLER),
         ("limits.shadow_s", "500", SMALLER),
