@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
 
 # What is beyond these is a slip of the pen, and would be found only when it is used: times that leave the range of
 # nanoseconds, a wait that is none, counts that nobody could keep.
@@ -16,6 +17,21 @@ _LONGEST_S = 1e9
 Seconds = Annotated[float, Field(ge=1e-6, le=_LONGEST_S, allow_inf_nan=False)]
 SecondsOrNone = Annotated[float, Field(ge=0, le=_LONGEST_S, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1, le=10**9)]
+
+
+def _check_folder(value: str) -> str:
+    """The storage finds a path again only as it lists it, and takes none that leads out of it."""
+    parts = value.split("/")
+    if value and (any(part.strip() in ("", ".", "..") for part in parts) or not value.isprintable()):
+        raise PydanticCustomError(
+            "folder", "{given} is no folder in storage; write names with '/' between, as in journals/chat",
+            {"given": repr(value)},
+        )  # fmt: skip
+    return value
+
+
+Folder = Annotated[str, AfterValidator(_check_folder)]
+"""In storage; empty: none."""
 
 
 class ComponentConfig(BaseModel):
@@ -41,7 +57,7 @@ class GatewayConfig(ComponentConfig):
     its next look, 4 s apart at most, and until then the id is refused as a duplicate."""
     server_errors_to_suspect: Count = 10
     """That many 5xx in a row make a replica suspect (as the breaker of sglang-router)."""
-    journal: str = ""
+    journal: Folder = ""
     """Folder in storage where it keeps which replicas it has and which are closed, so that a restart does not forget
     them. Empty: in memory alone."""
 
@@ -173,7 +189,7 @@ class ScalingConfig(ComponentConfig):
     """Resolved operations that are kept. Unresolved ones always are."""
     max_idempotency_records: Count = 4096
     """Keys that are kept, beside those of unresolved operations."""
-    journal: str = ""
+    journal: Folder = ""
     """Folder in storage where it keeps operations and keys, so that a restart does not forget them. Empty: in memory
     alone, and an id that was accepted before a restart is unknown after it (hazard H12)."""
 
@@ -211,7 +227,7 @@ class LifecycleConfig(ComponentConfig):
     """Finished operations that are remembered."""
     call_timeout_s: Seconds = 5.0
     """Longest wait for the gateway to answer."""
-    journal: str = ""
+    journal: Folder = ""
     """Folder in storage where it keeps its ranks and what it is at work on, so that a restart goes on with that. Empty:
     in memory alone, and a restart forgets what it owns. Of a ``ScaleManager`` only."""
 

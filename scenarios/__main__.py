@@ -41,7 +41,8 @@ _SETS = click.option(
     "--set", "changes", multiple=True, metavar="KEY=VALUE", help="Change a key, as in seed=3 or steps.0.at_s=5."
 )
 _JSON = click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
-_SEED = click.option("--seed", type=click.IntRange(0, 2**63 - 1), help="Instead of the scenario's own.")
+_SEEDS_END = 2**63
+_SEED = click.option("--seed", type=click.IntRange(0, _SEEDS_END - 1), help="Instead of the scenario's own.")
 
 _HANG = click.option(
     "--hang-after", "hang_after_s", type=Number(0.1, 86_400), metavar="SECONDS",
@@ -224,7 +225,7 @@ def prove(
     shell = Shell(as_json)
     checked = load(scenario, changes)
     preflight(checked, "sim")
-    first = checked.model.seed if seed is None else seed
+    first = _first_seed(checked, seed, seeds)
     proof = prove_scenario(checked, first, seeds, pythons, shell.note)
     for line in proof.lines():
         shell.say(line)
@@ -263,7 +264,7 @@ def sweep(
     shell = Shell(as_json)
     checked = load(scenario, changes)
     preflight(checked, "sim")
-    first = checked.model.seed if seed is None else seed
+    first = _first_seed(checked, seed, seeds)
     swept = sweep_scenario(
         checked, scenario, first, seeds,
         jobs=jobs, out=out, sample=sample, changes=changes, shell=shell, hang_after_s=hang_after_s, ray=ray or "",
@@ -272,6 +273,15 @@ def sweep(
         shell.say(line)
     shell.document(swept.as_json())
     sys.exit(swept.exit_code)
+
+
+def _first_seed(scenario: Scenario, given: int | None, count: int) -> int:
+    """The first of so many seeds, each of which ``run --seed`` takes."""
+    first = scenario.model.seed if given is None else given
+    if first + count > _SEEDS_END:
+        left = _SEEDS_END - first
+        raise BadInput(f"--seeds {count}: from {first} on there are {left}; take fewer, or a smaller --seed")
+    return first
 
 
 def _expected_s(scenario: Scenario, traces: list[Any]) -> float | None:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from typing import Any, Final
+
+import yaml
 
 from analysis.errors import BadInput
 from scenarios.load import Scenario, parse
@@ -11,6 +14,7 @@ from scenarios.schema import ScenarioModel
 from scenarios.shrinking import check_shrinks
 from scenarios.steps import StepModel
 
+_ONE_LINE: Final = 1 << 20
 GENUINE_TRAINER = "real.trainer:TinyModelTrainer"
 """Exports weights that a genuine SGLang can load; the synthetic ones are bytes that mean nothing."""
 
@@ -26,8 +30,8 @@ def for_real(scenario: Scenario, kind: str) -> Scenario:
     real = scenario.model.real
     asked = {} if real is None else next((keys for name, keys in real.set.items() if name == kind), {})
     if asked:
-        changes = [f"{key}={json.dumps(value)}" for key, value in asked.items()]
         try:
+            changes = [f"{key}={_written(value)}" for key, value in asked.items()]
             changed = parse(scenario.text, scenario.source, scenario.folder, changes)
         except BadInput as error:
             raise BadInput(f"{scenario.place(('real', 'set', kind))}: {error}") from error
@@ -39,6 +43,14 @@ def for_real(scenario: Scenario, kind: str) -> Scenario:
     if model.real is not None and model.real.time_scale != 1.0:
         model = model.model_copy(update={"steps": [_scaled(step, model.real.time_scale) for step in model.steps]})
     return dataclasses.replace(scenario, model=model)
+
+
+def _written(value: Any) -> str:
+    """A value as ``--set`` reads it again. What JSON says of numbers is not always YAML's: 1e-05 is a text there."""
+    if isinstance(value, str | bytes):
+        return json.dumps(str(value))
+    text = yaml.safe_dump(value, default_flow_style=True, width=_ONE_LINE, sort_keys=False)
+    return text.removesuffix("...\n").strip()
 
 
 def _scaled(step: StepModel, by: float) -> StepModel:

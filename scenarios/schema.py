@@ -284,6 +284,7 @@ _CONFIGS: dict[str, type[config.ComponentConfig]] = {
     "affinity": config.AffinityConfig,
     "session_server": config.SessionServerConfig,
     "access": config.TraceAccessConfig,
+    "trace_store": config.TraceStoreConfig,
     "buffer": config.ReplayBufferConfig,
     "producer": config.ProducerConfig,
     "learner": config.LearnerConfig,

@@ -85,6 +85,8 @@ def test_the_printed_command_repeats_the_run(command: Command, small_file: pathl
             "event kind 'gateway.move' is unknown; did you mean 'gateway.moved'? docs/evidence.md lists them all",
         ),
         (["prove", "smoke", "--seeds", "0"], "Invalid value for '--seeds'"),
+        (["prove", "smoke", "--seed", str(2**63 - 2), "--seeds", "3"], "there are 2; take fewer, or a smaller --seed"),
+        (["sweep", "smoke", "--seed", str(2**63 - 1), "--seeds", "2"], "there are 1; take fewer, or a smaller --seed"),
         (["prove", "smoke", "--python", "/no/python"], "error: /no/python: cannot be started"),
         (["sweep", "smoke", "--out", "."], "error: .: exists already"),
         (["sweep", "smoke", "--ray", ""], "Invalid value for '--ray': is empty; name it, or leave the option out"),

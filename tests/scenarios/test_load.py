@@ -3,15 +3,21 @@
 
 from __future__ import annotations
 
+import json
 import pathlib
 import re
+import typing
 from typing import Any
 
 import pytest
+from pydantic import TypeAdapter, ValidationError
 
 from analysis.errors import BadInput
+from protocol.config import ComponentConfig, TraceStoreConfig
+from scenarios import schema
 from scenarios.cross_checks import process_names
 from scenarios.faults import CATALOG, FAULTS, VERBS
+from scenarios.fields import SpecModel
 from scenarios.load import Scenario, catalog, load, parse
 from scenarios.runner import preregistered
 from scenarios.steps import MEETS
@@ -410,6 +416,26 @@ def test_a_journal_where_none_is_kept() -> None:
     with pytest.raises(BadInput, match=r"scaling: 'lifecycle\.journal' is of kind judge.*leave it out"):
         load("rollout_elastic", ["topology.services.rollout.scaling.lifecycle.journal=journals"])
     assert load("manual_1_2_1", ["topology.services.genrm.scaling.lifecycle.journal=journals"])
+
+
+@pytest.mark.parametrize("folder", ["/journals", "../journals", "journals/", "a//b", "./a", ".", " ", "a\0b", "a\nb"])
+def test_a_journal_that_no_storage_would_find_again(folder: str) -> None:
+    with pytest.raises(BadInput, match=r"gateway\.journal: '.+' is no folder in storage; write names with '/' between"):
+        load("smoke", [f"topology.services.chat.gateway.journal={json.dumps(folder)}"])
+    assert load("smoke", ["topology.services.chat.gateway.journal=journals/of chat"])
+
+
+def test_what_is_wrong_in_any_components_configuration_is_told_with_what_is_known() -> None:
+    models = [model for model in vars(schema).values() if isinstance(model, type) and issubclass(model, SpecModel)]
+    looked = set()
+    for model in models:
+        for name, field in model.model_fields.items():
+            parts = [field.annotation, *typing.get_args(field.annotation)]
+            for config in (part for part in parts if isinstance(part, type) and issubclass(part, ComponentConfig)):
+                with pytest.raises(ValidationError, match="unknown key 'nonsense'; known: "):
+                    TypeAdapter(dict[str, model]).validate_python({"x": {name: {"nonsense": 1}}})  # type: ignore[valid-type]
+                looked.add(config)
+    assert TraceStoreConfig in looked and len(looked) > 20
 
 
 def test_a_target_that_the_kind_of_scaling_does_not_have() -> None:

@@ -91,6 +91,19 @@ def test_what_does_not_is_refused_with_its_line_and_key(key: str, value: str, wh
     assert "\n" not in str(refused.value)
 
 
+def test_a_number_is_the_number_that_it_is_whatever_json_makes_of_it() -> None:
+    for given, value in (("0.00001", 1e-05), ("1.0e-7", 1e-07)):
+        assert changed("emulated", "limits.shadow_s", given).model.limits.shadow_s == value
+
+
+@pytest.mark.parametrize(
+    ("value", "why"), [("2026-01-01", "workload.for_s: must be a valid number"), ("!!binary aGk=", "valid number")]
+)
+def test_what_json_has_no_word_for_is_refused_as_anything_else(value: str, why: str) -> None:
+    with pytest.raises(BadInput, match=rf"small\.yaml:\d+: real\.set\.emulated: --set workload\.for_s=.*{why}"):
+        changed("emulated", "workload.for_s", value)
+
+
 def test_fewer_replicas_let_as_much_more_of_a_fraction_fail_as_they_are_fewer() -> None:
     def asked(fraction: float) -> Scenario:
         text = SMALL.replace("nothing_lost: {}", "answered_fraction: {at_least: 0.9}") + (
