@@ -17,7 +17,8 @@ import time
 from real.warden import family_of
 
 LATE_S = 0.1
-"""What a fact must bear; the bounds of the facts leave more than twice that."""
+"""What a fact must bear in a second; the bounds of the facts leave more than twice that."""
+_WINDOW_S = 1.0
 _TICK_S = 0.02
 
 
@@ -32,30 +33,34 @@ class Starvation:
     def __init__(self, main_pid: int | None) -> None:
         self._main_pid = main_pid
         self.seconds = 0.0
-        """Of the thread that waited longest; known at the end."""
+        """The most that one thread waited in one second; known at the end."""
         self._before: dict[tuple[int, int], int] = {}
         self._overslept_s = 0.0
 
     async def __aenter__(self) -> Starvation:
-        if self._main_pid is None:
-            return self
-        self._before = self._waited(self._main_pid)
-        self._watcher = asyncio.ensure_future(self._watch())
+        if self._main_pid is not None:
+            self._before = self._waited(self._main_pid)
+            self._watcher = asyncio.ensure_future(self._watch(self._main_pid))
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        if self._main_pid is None:
-            return
-        self._watcher.cancel()
-        waited = self._waited(self._main_pid)
-        lost = (waited[thread] - before for thread, before in self._before.items() if thread in waited)
-        self.seconds = max([self._overslept_s, *(ns * 1e-9 for ns in lost)])
+        if self._main_pid is not None:
+            self._watcher.cancel()
+            self._end_window(self._main_pid)
 
-    async def _watch(self) -> None:
+    async def _watch(self, main_pid: int) -> None:
         while True:
-            slept = time.monotonic()
-            await asyncio.sleep(_TICK_S)
-            self._overslept_s += max(0.0, time.monotonic() - slept - 2 * _TICK_S)
+            ends = time.monotonic() + _WINDOW_S
+            while (slept := time.monotonic()) < ends:
+                await asyncio.sleep(_TICK_S)
+                self._overslept_s += max(0.0, time.monotonic() - slept - 2 * _TICK_S)
+            self._end_window(main_pid)
+
+    def _end_window(self, main_pid: int) -> None:
+        waited = self._waited(main_pid)
+        lost = (waited[thread] - before for thread, before in self._before.items() if thread in waited)
+        self.seconds = max([self.seconds, self._overslept_s, *(ns * 1e-9 for ns in lost)])
+        self._before, self._overslept_s = waited, 0.0
 
     @staticmethod
     def _waited(main_pid: int) -> dict[tuple[int, int], int]:

@@ -113,7 +113,7 @@ async def failure(arm: EngineArm, fact: Fact, stage_of: Callable[[int], Awaitabl
             text = await once(fact, stage, within_s)
         if not text or (arm.name, name_of(fact)) in DEVIATIONS or starved.seconds < LATE_S:
             return text
-        told = f"a thread of the engine or of its client waited {starved.seconds:.2f} s for a processor"
+        told = f"a thread of the engine or of its client waited {starved.seconds:.2f} s of a second for a processor"
         warnings.warn(f"{arm.name}, {name_of(fact)}: {told}\n{text}", stacklevel=1)
     return f"{text}\n{told}, and so in {ASKED_AT_MOST} attempts"
 

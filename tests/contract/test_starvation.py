@@ -76,7 +76,7 @@ def test_a_fact_that_fails_with_a_processor_fails(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_fact_that_fails_without_one_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.warns(UserWarning, match=r"waited 0.50 s for a processor\n(?s:.*)too late"):
+    with pytest.warns(UserWarning, match=r"waited 0.50 s of a second for a processor\n(?s:.*)too late"):
         assert _asked(monkeypatch, 0.5, right_at=3) == ("", 3)
 
 
