@@ -17,6 +17,9 @@ from typing import Any
 
 import pydantic
 
+import real.needs  # noqa: F401 - first: what is missing is told in one line
+
+# isort: split
 from protocol.config import HttpConfig
 from protocol.openapi import document
 from protocol.scaling.http_tables import autoscaler_routes

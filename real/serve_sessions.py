@@ -14,6 +14,9 @@ import sys
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import real.needs  # noqa: F401 - first: what is missing is told in one line
+
+# isort: split
 from protocol.config import AffinityConfig, GateConfig, GatewayConfig, HealthConfig, SessionServerConfig
 from protocol.messages import EngineAddress
 from protocol.ports import ActorHandle

@@ -13,6 +13,9 @@ import sys
 import traceback
 from typing import Any
 
+import real.needs  # noqa: F401 - first: what is missing is told in one line
+
+# isort: split
 from aiohttp import web
 
 from protocol.ports import EngineOptions
