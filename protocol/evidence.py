@@ -304,6 +304,8 @@ _declare("scale.asked", "world", "An operator called the control API.",
         ask="str: run-unique id of the call", service="str: whose API", route="str: scale_out, scale_in, status, reconcile or cancel",
         direction="str: scale_out or scale_in", operation="str: id in the path, empty for a submission",
         target="int?: replicas in all, of a submission; None where it was sent as no integer", key="str?: idempotency key", timeout_s="float?: budget that was asked for")
+_declare("scale.connects", "world", "A submission names the engines that are to be replicas, in place of a number of replicas.",
+        ask="str: id of the call", engines="int: addresses")
 _declare("scale.answered", "world", "The operator has its answer, or none.",
         ask="str: id of the call", status="int: HTTP-like status, 0 without an answer", code="str: error code, empty with 200",
         operation="str: id in the answer, empty without one", state="str: state or decision in the answer",

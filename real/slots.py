@@ -42,9 +42,12 @@ class _Slot:
         """What ray.wait is to watch: the answer of ``begin``, then a stream of results."""
         self.began = False
         self.open: deque[int] = deque()  # in the order in which they will be answered
+        self.alone = False
+        """Whether it was given one item."""
 
     def give(self, items: list[int]) -> None:
         self.open.extend(items)
+        self.alone = len(items) == 1
         self.waits_for = self.actor.answer.options(num_returns="streaming").remote(items)
 
     def end(self) -> None:
@@ -104,6 +107,7 @@ class _Pool:
         self._arguments = arguments
         self._most = most
         self._losses: dict[int, int] = {}
+        self._suspects: set[int] = set()  # that were with others when their actor was lost
         self._stillborn = 0
         self._stillborn_at = float("-inf")
         self._wanted = 0
@@ -117,13 +121,20 @@ class _Pool:
             self._wanted = max(1, cpus()) if self._most is None else self._most
         for slot in [slot for slot in self.slots if slot.began and not slot.open]:
             if self.todo:
-                slot.give([self.todo.popleft() for _ in range(min(batch, len(self.todo)))])
+                slot.give(self._take(batch))
             else:  # nobody would notice its death, and what it is given then would be blamed for that
                 self.slots.remove(slot)
                 slot.end()
         busy = sum(1 for slot in self.slots if slot.open)
         while len(self.slots) < self._wanted and len(self.slots) - busy < len(self.todo):
             self.slots.append(_Slot(self._kind, self._arguments))
+
+    def _take(self, batch: int) -> list[int]:
+        """The next items for one actor. A suspect goes alone."""
+        items = [self.todo.popleft()]
+        while self.todo and len(items) < batch and self._suspects.isdisjoint((items[0], self.todo[0])):
+            items.append(self.todo.popleft())
+        return items
 
     def next(self) -> Generator[tuple[int, Any], None, None]:
         """Wait for something to happen, for a moment; what it is."""
@@ -162,10 +173,12 @@ class _Pool:
 
     def _lost(self, slot: _Slot, how: str) -> Generator[tuple[int, Any], None, None]:
         self._tell(f"a worker is lost ({how}); {len(slot.open)} that it had not answered are given to others")
-        if slot.open:
-            first = slot.open[0]  # the one that it was at work on
-            self._losses[first] = losses = self._losses.get(first, 0) + 1
+        if slot.alone and slot.open:
+            only = slot.open[0]
+            self._losses[only] = losses = self._losses.get(only, 0) + 1
             if losses >= _MOST_LOSSES:
                 slot.open.popleft()
-                yield first, Abandoned(losses, how)
+                yield only, Abandoned(losses, how)
+        else:  # which of them it was at work on is not known: answers are lost with their actor, if nobody has them yet
+            self._suspects.update(slot.open)
         self.todo.extendleft(reversed(slot.open))

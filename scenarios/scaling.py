@@ -218,6 +218,9 @@ def record_asked(service: str, route: str, direction: Direction, operation: str,
         key=body.get("idempotency_key"),
         timeout_s=body.get("timeout_secs"),
     )
+    named = body.get("engine_urls")
+    if isinstance(named, list):
+        port.emit("scale.connects", ask=ask, engines=len(named))
     return ask
 
 

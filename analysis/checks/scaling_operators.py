@@ -14,7 +14,10 @@ _DAY_NS = 24 * 3600 * 10**9
 
 
 class OnlyIntegersAdmitted(Check):
-    """A submission whose target is no integer is refused: it is neither admitted nor a no-op (scaling.md 1.2)."""
+    """A submission whose target is no integer is refused: it is neither admitted nor a no-op (scaling.md 1.2).
+
+    One that names engines, as rollout replicas may be (7), has no target.
+    """
 
     name = "only_integers_admitted"
     expected = "422 for a target that is no integer"
@@ -23,16 +26,24 @@ class OnlyIntegersAdmitted(Check):
     def __init__(self, ledger: Ledger) -> None:
         super().__init__(ledger)
         self._operators = Operators()
+        self._connects: set[str] = set()
 
     def handlers(self) -> dict[str, Handler]:
-        return {"scale.asked": self._operators.on_asked, "scale.answered": self._on_answered}
+        return {
+            "scale.asked": self._operators.on_asked,
+            "scale.connects": self._on_connects,
+            "scale.answered": self._on_answered,
+        }
+
+    def _on_connects(self, event: Event) -> None:
+        self._connects.add(event.data["ask"])
 
     def _on_answered(self, event: Event) -> None:
         asked = self._operators.on_answered(event)
         if asked is None or asked.data["route"] not in SUBMISSIONS:
             return
         self.judged += 1
-        if asked.data["target"] is None and event.data["status"] == 200:
+        if asked.data["target"] is None and event.data["ask"] not in self._connects and event.data["status"] == 200:
             self.violation(f"a target that is no integer was answered with {event.data['state']}", asked.seq, event.seq)
 
     def observed(self) -> str:

@@ -332,6 +332,14 @@ def test_a_target_that_is_no_integer_is_refused(target: int | None, status: int,
     assert row.witness == ((asked.seq, answered.seq) if expected == "fail" else ())
 
 
+def test_a_submission_that_names_engines_has_no_target() -> None:
+    h = Scaled()
+    asked = h.asked("scale_out", target=None)
+    h("scale.connects", ask=asked.data["ask"], engines=2, at="driver/0")
+    h.answered(asked, 200, operation="op-1", state="PENDING")
+    assert h.end().judged("only_integers_admitted").result == "pass"
+
+
 @pytest.mark.parametrize(
     ("cached", "ended", "expected"),
     [

@@ -30,7 +30,8 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict]:
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "tests.analysis.said", "-p", "no:cacheprovider", *map(str, files)],
         cwd=HERE.parents[1],
-        env={**os.environ, "SEATRIAL_SAID": str(found)},
+        # In one process, whatever this run has several of: what they said is in its memory.
+        env={**os.environ, "SEATRIAL_SAID": str(found), "PYTEST_ADDOPTS": ""},
         capture_output=True,
         text=True,
         check=False,

@@ -216,7 +216,7 @@ def test_a_stopped_engine_is_silent_and_goes_on(tmp_path: pathlib.Path) -> None:
 
     events = run_with_stubs(tmp_path, body)
     seen = [event.kind for event in kinds_of(events, "genrm-0")]
-    assert seen[3:] == ["actor.stopped", "engine.accepted", "actor.continued", "engine.finished"]
+    assert seen[3:] == ["actor.stopped", "actor.continued", "engine.accepted", "engine.finished"]
 
 
 def test_the_end_of_a_run_ends_its_engines(tmp_path: pathlib.Path) -> None:

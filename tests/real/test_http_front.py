@@ -74,6 +74,9 @@ def test_calls_over_http(tmp_path: pathlib.Path) -> None:
 
         # One engine dies under two calls and two streams.
         whole = [asyncio.ensure_future(post(400)) for _ in range(2)]
+        async with asyncio.timeout(5.0):
+            while sum(view.in_flight for view in await gateway.engines()) < 2:  # one at each, and so the streams
+                await asyncio.sleep(0.01)
         streams = [await session.post("/v1/chat/completions", json=chat(400, stream=True)) for _ in range(2)]
         await backend.engines.terminate("genrm-0")
         assert [(await call)[0] for call in whole] == [200, 200]

@@ -109,7 +109,8 @@ def test_a_block_goes_by_names(small: Make) -> None:
     )
     with pytest.raises(
         BadInput,
-        match=r"small.yaml:\d+: real.set.emulated: small.yaml:\d+: acceptance\[0\]: .*'occurs': at_least 3 is more",
+        match=r"small.yaml:\d+: real.set.emulated: small.yaml:\d+ with --set acceptance.few.occurs.at_least=3: "
+        r"acceptance\[0\]: .*'occurs': at_least 3 is more",
     ):
         for_real(small(text=text), "emulated")
     real = for_real(small(text=text.replace("at_least: 3", "at_least: 2")), "emulated").model
