@@ -36,7 +36,7 @@ class FakeRay:
         if not watched or not self.draws.randrange(5):
             return [], watched
         one = self.draws.choice(watched)
-        dying = isinstance(one, Stream) and one.actor.at_work_on(self.deadly)
+        dying = isinstance(one, Stream) and one.actor.has_one_of(self.deadly)
         if dying or (self.losses and not self.draws.randrange(6)):
             self.losses -= not dying
             one.actor.dead = True
@@ -84,8 +84,9 @@ class Actor:
         self.todo = list(items)
         return Stream(self, self.work.answer(items))
 
-    def at_work_on(self, items: frozenset[int]) -> bool:
-        return bool(self.todo) and self.todo[0] in items
+    def has_one_of(self, items: frozenset[int]) -> bool:
+        """At work on it, or soon: the answers before it may be lost on their way."""
+        return not items.isdisjoint(self.todo)
 
 
 class Reference:
