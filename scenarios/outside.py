@@ -57,6 +57,7 @@ def recordable(body: Any) -> dict[str, Any]:
     """What evidence says of a submission: fields of another type than it should have are left out."""
     given = body if isinstance(body, dict) else {}
     target, key, timeout = (given.get(name) for name in ("num_replicas", "idempotency_key", "timeout_secs"))
+    engines = given.get("engine_urls")
     found: dict[str, Any] = {}
     if type(target) is int and abs(target) < _LARGEST:
         found["num_replicas"] = target
@@ -64,4 +65,6 @@ def recordable(body: Any) -> dict[str, Any]:
         found["idempotency_key"] = key
     if isinstance(timeout, int | float) and not isinstance(timeout, bool) and abs(timeout) < 1e300:
         found["timeout_secs"] = float(timeout)
+    if isinstance(engines, list):
+        found["engine_urls"] = engines
     return found
