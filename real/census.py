@@ -62,7 +62,9 @@ class ProcessCard(NamedTuple):
         # connections before it becomes a zombie, so that its clients may know of its death sooner than its state.
         try:
             state, flags, born = _stat(self.pid)
-            return state not in "ZX" and born == self.born and not flags & _PF_EXITING and not _is_killed(self.pid)
+            if state in "ZX" or born != self.born or flags & _PF_EXITING:
+                return False
+            return not _is_pending(self.pid, signal.SIGKILL)
         except (FileNotFoundError, ProcessLookupError):
             return False
 
@@ -170,15 +172,15 @@ def _stat(pid: int) -> tuple[str, int, int]:
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether a process of this machine is stopped, as by SIGSTOP."""
+    """Whether a process of this machine is stopped, as by SIGSTOP, or is about to be and does nothing any more."""
     try:
-        return _stat(pid)[0] == "T"
+        return _stat(pid)[0] == "T" or _is_pending(pid, signal.SIGSTOP)
     except (FileNotFoundError, ProcessLookupError):
         return False
 
 
-def _is_killed(pid: int) -> bool:
-    """Whether it has been sent SIGKILL, which from then on is pending for the whole process, to its end."""
+def _is_pending(pid: int, number: signal.Signals) -> bool:
+    """Whether a signal has been sent to a process that has not run since. SIGKILL is pending to its end."""
     status = pathlib.Path(f"/proc/{pid}/status").read_text()
     pending = int(status.partition("ShdPnd:")[2].split(maxsplit=1)[0], 16)
-    return bool(pending >> (signal.SIGKILL - 1) & 1)
+    return bool(pending >> (number - 1) & 1)

@@ -57,7 +57,7 @@ class TestProcesses:
             faults.inject("sigkill", "engine-0", part="scheduler", transient=True)
             began = asyncio.get_running_loop().time()
             with pytest.raises(ConnectionLost):
-                await client.generate(request(1))
+                await client.generate(request(1, 400))  # an engine on a busy machine may notice it after a short one
             assert 3 < asyncio.get_running_loop().time() - began < 20
             await _recorded_dead(backend)
 
