@@ -123,10 +123,8 @@ class RealStage(FaultPort):
 
         try:
             run_real(self._body, folder=self._folder, engines=self._engines, run=self._run, begins=self._begins)
-        except (
-            KeyboardInterrupt,
-            asyncio.CancelledError,
-        ):  # the watching has said why, where it is the one that cancels
+        except (KeyboardInterrupt, asyncio.CancelledError):
+            # Where it is the watching that cancels, it has said why before.
             self._ended("crash", INTERRUPTED)
         except Exception as error:  # of the driver itself, also at taking the run down
             self._ended("crash", f"{type(error).__name__}: {message_of(error)}")

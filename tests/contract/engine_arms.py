@@ -66,7 +66,7 @@ def on_ray(kind: str, folder: pathlib.Path) -> EngineArm:
     from real.engines.settings import EngineSettings
 
     async def main_pid(backend: Backend, name: str) -> int:
-        found: int = (await backend.engines.describe(name)).main_pid  # type: ignore[attr-defined]
+        found: int = (await backend.engines.describe(name)).main_pid  # type: ignore[attr-defined]  # of the real port alone
         return found
 
     async def sigterm(backend: Backend, name: str) -> None:

@@ -113,13 +113,13 @@ def test_a_removal_that_a_killed_manager_had_asked_for_is_looked_for_before_it_i
         remove = groups.remove
 
         async def asked(group: str) -> None:
-            groups.remove = remove  # type: ignore[method-assign]
+            groups.remove = remove  # type: ignore[method-assign]  # of this world alone
             killed()
             if accepted:
                 asyncio.get_running_loop().call_later(1.0, groups.states.__setitem__, group, "REMOVED")
             await asyncio.sleep(60)
 
-        groups.remove = asked  # type: ignore[method-assign]
+        groups.remove = asked  # type: ignore[method-assign]  # of this world alone
         into = await s.scaled("scale_in", 1)
         assert (into["status"], into["cleanup_required"]) == ("COMPLETED", False)
         assert groups.removals == ([] if accepted else ["pg-0"]) and groups.open == []
@@ -185,13 +185,13 @@ def test_a_group_that_was_asked_for_and_never_named_is_not_taken_for_gone() -> N
         create = groups.create
 
         async def asked(*bundles: Any, **more: Any) -> str:
-            groups.create = create  # type: ignore[method-assign]
+            groups.create = create  # type: ignore[method-assign]  # of this world alone
             await create(*bundles, **more)
             killed()
             await asyncio.sleep(60)
             return ""
 
-        groups.create = asked  # type: ignore[method-assign]
+        groups.create = asked  # type: ignore[method-assign]  # of this world alone
         out = await s.scaled("scale_out", 2)
         assert (out["status"], out["cleanup_required"]) == ("FAILED", True)
         assert "nobody can name it" in out["error_message"] and groups.open == ["pg-0"]
@@ -305,7 +305,7 @@ def test_what_a_status_has_told_is_so_after_a_restart() -> None:
             await asyncio.sleep(10)
             await write(path, data, **more)
 
-        world.storage.write = slow  # type: ignore[method-assign]
+        world.storage.write = slow  # type: ignore[method-assign]  # of this world alone
         told = await s.status("scale_out", operation)
         assert world.of("scale.terminal")
         await s.restart("api")
