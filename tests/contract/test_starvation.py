@@ -65,7 +65,7 @@ def _asked(monkeypatch: pytest.MonkeyPatch, waited_s: float, right_at: int) -> t
 
     async def nobody(*_: Any) -> None: ...
 
-    arm = EngineArm("emulated", None, Hands(nobody, nobody, nobody), lambda body: None)  # type: ignore[arg-type]
+    arm = EngineArm("emulated", None, Hands(nobody, nobody, nobody), lambda body: None)  # type: ignore[arg-type]  # none is launched
     text = asyncio.run(test_engines.failure(arm, fact_of_the_second, stage_of, 5.0))
     return text, len(attempts)
 

@@ -119,7 +119,7 @@ class _ToldWhen(_Told):
     after_s = 0.1
 
     def so_far(self, request: ScaleRequest) -> bool:
-        raise NotImplementedError
+        raise NotImplementedError  # abstract: each below has its own
 
     async def told(self) -> None:
         runtimes = self._autoscaler.runtimes

@@ -85,7 +85,7 @@ def test_after_a_save_that_failed_the_next_one_writes_though_nothing_has_changed
         world.storage.rename = renamed_and_not_answered  # type: ignore[method-assign]  # this once
         with pytest.raises(StorageError):
             await journal.save()
-        world.storage.rename = rename  # type: ignore[method-assign]
+        world.storage.rename = rename  # type: ignore[method-assign]  # of this world alone
         assert await Journal("kept", dict).load() == 2
         await journal.save()
         assert await Journal("kept", dict).load() == 1

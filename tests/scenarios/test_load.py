@@ -433,7 +433,7 @@ def test_what_is_wrong_in_any_components_configuration_is_told_with_what_is_know
             parts = [field.annotation, *typing.get_args(field.annotation)]
             for config in (part for part in parts if isinstance(part, type) and issubclass(part, ComponentConfig)):
                 with pytest.raises(ValidationError, match="unknown key 'nonsense'; known: "):
-                    TypeAdapter(dict[str, model]).validate_python({"x": {name: {"nonsense": 1}}})  # type: ignore[valid-type]
+                    TypeAdapter(dict[str, model]).validate_python({"x": {name: {"nonsense": 1}}})  # type: ignore[valid-type]  # made here
                 looked.add(config)
     assert TraceStoreConfig in looked and len(looked) > 20
 

@@ -59,7 +59,7 @@ async def deaths_and_births(port: SimBackend, world: Simulation) -> dict[str, in
     call = one.slow(1000)
     await asyncio.sleep(0.5)
     began = now._now
-    world.system.find("one", 1).die("killed")  # type: ignore[union-attr]
+    world.system.find("one", 1).die("killed")  # type: ignore[union-attr]  # it was started above
     with pytest.raises(ActorDied):
         await call
     took["kill_notice"] = now._now - began
@@ -110,7 +110,7 @@ async def deaths_and_births(port: SimBackend, world: Simulation) -> dict[str, in
         if name == "main":
             process.die("killed")
         else:
-            process.engine.lose_child(name)  # type: ignore[arg-type]
+            process.engine.lose_child(name)  # type: ignore[arg-type]  # one of the two names
         with pytest.raises(SeatrialError):
             await hangs
         took[f"engine_{name}"] = now._now - began
