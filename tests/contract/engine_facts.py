@@ -137,8 +137,8 @@ async def fact_unknown_sampling_key(stage: Stage) -> None:
 
 async def fact_a_live_id_is_refused(stage: Stage) -> None:
     """A request id that is live is 400 "Duplicate request ID detected"; the first one goes on; later it may return."""
-    first = stage.start(1.0, rid="twice-000")
-    await asyncio.sleep(0.3)
+    first = stage.start(3.0, rid="twice-000")
+    await stage.until_running()
     with pytest.raises(HttpError, match="Duplicate request ID detected") as caught:
         await stage.client.generate(stage.request(8, rid="twice-000"))
     assert caught.value.status == 400

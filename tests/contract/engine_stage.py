@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import math
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -42,7 +43,7 @@ class Stage:
         self.address = address
         self.spec = spec
         self.client: EngineClient = backend.engines.client(address)
-        self.token_s = 0.0
+        self.token_s = math.inf
         self.context = 0
         self._tasks: list[asyncio.Task[Any]] = []
 
@@ -51,14 +52,17 @@ class Stage:
         """Launch an engine and wait until it is ready."""
         stage = cls(backend, hands, await backend.engines.launch(spec, name=name), spec)
         await stage.until_ready()
-        took = []
-        for _ in range(4):  # the first generation of a genuine engine is slow, and so is any on a busy machine
-            began = stage.now
-            await stage.client.generate(stage.request(100))
-            took.append(stage.now - began)
-        stage.token_s = min(took) / 100
+        await stage.pace()
         stage.context = (await stage.page("/v1/models"))["data"][0]["max_model_len"]
         return stage
+
+    async def pace(self) -> None:
+        """Learn ``token_s``: the least of what was ever seen, since the first generation of a genuine engine is slow,
+        and so is any on a busy machine."""
+        for _ in range(4):
+            began = self.now
+            await self.client.generate(self.request(100))
+            self.token_s = min(self.token_s, (self.now - began) / 100)
 
     async def until_ready(self) -> list[int | None]:
         """The statuses of /ready before it was 200, one for each change; None where connecting was refused."""
@@ -127,6 +131,13 @@ class Stage:
     async def running(self) -> int:
         """Running requests by /v1/loads."""
         return int((await self.page("/v1/loads"))["loads"][0]["num_running_reqs"])
+
+    async def until_running(self, within_s: float = 2.0) -> None:
+        """Until /v1/loads shows a running request; AssertionError after ``within_s``."""
+        began = self.now
+        while not await self.running():
+            assert self.now - began < within_s, f"nothing runs after {within_s} s"
+            await asyncio.sleep(0.02)
 
     async def until_idle(self, within_s: float) -> float:
         """How long until /v1/loads shows nothing running; AssertionError after ``within_s``."""

@@ -65,6 +65,8 @@ def seen(arm: EngineArm, asked: list[Fact]) -> dict[str, str]:
 
             async def tidied(attempt: int) -> Stage:
                 await stage.tidy()
+                if attempt:  # the machine may have been slow when the pace was taken
+                    await stage.pace()
                 return stage
 
             while left:
@@ -103,7 +105,7 @@ def ended(arm: EngineArm, asked: list[Fact]) -> dict[str, str]:
 async def failure(arm: EngineArm, fact: Fact, stage_of: Callable[[int], Awaitable[Stage]], within_s: float) -> str:
     """How a fact fails at an engine, "" where it holds.
 
-    It is asked again where it failed while the engine or its client got no processor, and the log says so: what was
+    It is asked again where it failed while the machine held up the engine or its client, and the log says so: what was
     timed then is the machine.
     """
     for attempt in range(ASKED_AT_MOST):
@@ -111,11 +113,13 @@ async def failure(arm: EngineArm, fact: Fact, stage_of: Callable[[int], Awaitabl
         main_pid = await arm.hands.main_pid(stage.backend, stage.address.name)
         async with Starvation(main_pid) as starved:
             text = await once(fact, stage, within_s)
-        if not text or (arm.name, name_of(fact)) in DEVIATIONS or starved.seconds < LATE_S:
+        if not text:
+            return ""
+        text += f"\nthe most in a second meanwhile: {starved or 'nothing'}"
+        if (arm.name, name_of(fact)) in DEVIATIONS or starved.seconds < LATE_S:
             return text
-        told = f"a thread of the engine or of its client waited {starved.seconds:.2f} s of a second for a processor"
-        warnings.warn(f"{arm.name}, {name_of(fact)}: {told}\n{text}", stacklevel=1)
-    return f"{text}\n{told}, and so in {ASKED_AT_MOST} attempts"
+        warnings.warn(f"{arm.name}, {name_of(fact)}, attempt {attempt + 1}: {text}", stacklevel=1)
+    return f"{text}\nand something of the kind in each of {ASKED_AT_MOST} attempts"
 
 
 async def once(fact: Fact, stage: Stage, within_s: float) -> str:

@@ -1,4 +1,4 @@
-"""A fact in real time is asked again where the machine had no processor for it, and only there."""
+"""A fact in real time is asked again where the machine held it up, and only there."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import asyncio
 import os
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -25,19 +27,68 @@ def test_who_shares_a_processor_waits_for_it() -> None:
         for _ in range(2)
     ]
 
-    async def watched() -> float:
+    async def watched() -> dict[str, float]:
         async with Starvation(both[0].pid) as starved:
             await asyncio.sleep(1.0)
-        return starved.seconds
+        return starved.causes
 
     try:
         for one in both:
             assert one.stdout is not None and one.stdout.readline()
-        assert asyncio.run(watched()) > LATE_S
+        assert asyncio.run(watched())["a thread waited for a processor"] > LATE_S
     finally:
         for one in both:
             one.kill()
             one.communicate()
+
+
+def _counted(monkeypatch: pytest.MonkeyPatch, more: Callable[[dict[tuple[str, object], float]], None]) -> Starvation:
+    """A second and a half of nothing, in which the machine's counters are changed at each look."""
+    counters = Starvation._counters
+
+    def changed(main_pid: int) -> dict[tuple[str, object], float]:
+        found = counters(main_pid)
+        more(found)
+        return found
+
+    monkeypatch.setattr(Starvation, "_counters", staticmethod(changed))
+
+    async def watched() -> Starvation:
+        async with Starvation(os.getpid()) as starved:
+            await asyncio.sleep(1.5)
+        return starved
+
+    return asyncio.run(watched())
+
+
+@pytest.mark.parametrize(
+    "cause", ["the host took a processor", "something waited for io", "something waited for memory"]
+)
+def test_what_the_kernel_tells_of_the_machine_counts(monkeypatch: pytest.MonkeyPatch, cause: str) -> None:
+    began = time.monotonic()
+
+    def lose_a_quarter(found: dict[tuple[str, object], float]) -> None:
+        key = next((key for key in found if key[0] == cause), None)
+        if key is None:
+            pytest.skip(f"this kernel does not tell: {cause}")
+        found[key] += 0.25 * (time.monotonic() - began)
+
+    starved = _counted(monkeypatch, lose_a_quarter)
+    assert starved.causes[cause] >= 0.2, str(starved)
+
+
+def test_a_processor_that_stands_still_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    processor = min(os.sched_getaffinity(0))
+    sleep, late = time.sleep, [0.3]
+
+    def slept(seconds: float) -> None:
+        if os.sched_getaffinity(0) == {processor} and late:
+            seconds += late.pop()
+        sleep(seconds)
+
+    monkeypatch.setattr(time, "sleep", slept)
+    starved = _counted(monkeypatch, lambda found: None)
+    assert 0.25 <= starved.causes[f"a thread on processor {processor} woke up late"]
 
 
 class _Stage:
@@ -50,7 +101,7 @@ def _asked(monkeypatch: pytest.MonkeyPatch, waited_s: float, right_at: int) -> t
 
     class Waited(Starvation):
         async def __aexit__(self, *exc: object) -> None:
-            self.seconds = waited_s
+            self.causes = {"a thread waited for a processor": waited_s}
 
     monkeypatch.setattr(test_engines, "Starvation", Waited)
     attempts = []
@@ -76,7 +127,7 @@ def test_a_fact_that_fails_with_a_processor_fails(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_fact_that_fails_without_one_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.warns(UserWarning, match=r"waited 0.50 s of a second for a processor\n(?s:.*)too late"):
+    with pytest.warns(UserWarning, match=r"(?s)attempt 1: .*too late.*waited for a processor 0.50 s"):
         assert _asked(monkeypatch, 0.5, right_at=3) == ("", 3)
 
 
