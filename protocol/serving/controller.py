@@ -151,8 +151,9 @@ class RolloutController(Stages):
 
         Raises:
             GatePoisoned: *not done*; there will be no publication until the process of that gate is rebuilt.
-            BarrierError: *not done* when a barrier is past this stage, the version is older than an installed one, or
-                the fleet is not one of entrypoints; else *unknown*. The barrier stays.
+            BarrierError: *not done* when a barrier is past this stage, the version is older than an installed one, the
+                fleet is not one of entrypoints, or a backend has no way to say whether turns of a dead entrypoint run
+                there; else *unknown*. The barrier stays.
         """
         with self._alone("prepare_pause"):
             deadline = self._deadline(timeout_s, self._config.prepare_timeout_s)

@@ -14,6 +14,7 @@ from protocol.config import EntrypointConfig
 from protocol.errors import (
     ActorDied,
     AdmissionTimeout,
+    BarrierError,
     CallCancelled,
     ConnectionRefused,
     GateRefused,
@@ -24,7 +25,7 @@ from protocol.errors import (
 )
 from protocol.messages import EngineAddress, GenerateRequest, GenerateResult, message
 from protocol.ports import ActorHandle, EngineClient, backend, data_call
-from protocol.serving.engine_work import AT_WORK, figures, says_idle
+from protocol.serving.engine_work import found_idle
 from protocol.serving.gate import RequestLease, SettlementReceipt
 from protocol.serving.peer import PEER_LOST, Peer
 from protocol.serving.settlement import RejectionPattern, answered, failed
@@ -78,6 +79,8 @@ class Entrypoint:
         """Leases of incarnations before this one begin nothing any more."""
         self._inherited = False
         """Whether turns of an earlier incarnation of this process may run at the replica: nobody else knows of them."""
+        self._mute: int | None = None
+        """Incarnation of the replica that lived after this process began, and had no way to say whether any do."""
         self._telling: dict[asyncio.Task[None], None] = {}
 
     async def start(self) -> None:
@@ -131,30 +134,36 @@ class Entrypoint:
         itself. An end of unknown outcome counts as left until the gate that lives has heard of it.
 
         Where this process was restarted too, both are gone who knew of a turn, and only the replica can say that it
-        has ended: not quiet until that was seen with nothing to do.
+        has ended: not quiet until that was seen with nothing to do, or another process is in its place.
 
         Args:
             incarnation: of the gate that lives.
+
+        Raises:
+            BarrierError: *not done*: the replica has no way to say so; the text names what is missing.
         """
         self._oldest = max(self._oldest, incarnation)
         if any(granted_by < incarnation for granted_by in self._held.values()):
             return False
-        if self._inherited and await self._idle():
+        if self._inherited and await self._nothing_inherited():
             self._inherited = False
         return not self._inherited
 
-    async def _idle(self) -> bool:
-        """Whether the replica, as it is now, says that nothing runs there and nothing waits."""
+    async def _nothing_inherited(self) -> bool:
+        """Whether no turn that an earlier incarnation of this process has sent runs at the replica as it is now."""
         limit_s = self._config.call_timeout_s / 2  # who asks waits for about twice as long
         try:
             client = await self._replica()
-            status, page = await client.get("/metrics", connect_timeout_s=limit_s, read_timeout_s=limit_s)
-            return status == 200 and says_idle(figures(page, AT_WORK))
-        except NetworkError:
+            if self._mute is not None and client.address.incarnation > self._mute:
+                return True  # begun after this process was: nothing of before it can run there
+            async with asyncio.timeout(self._config.call_timeout_s):
+                return await found_idle(client, limit_s)
+        except (NetworkError, TimeoutError):
             self._stale = True  # dead, perhaps, and another process in its place, where nothing of before can run
             return False
-        except ValueError:
-            return False
+        except BarrierError:
+            self._mute = self._address.incarnation
+            raise
 
     async def _turn(self, request: GenerateRequest) -> TurnResult:
         me = backend().me.name

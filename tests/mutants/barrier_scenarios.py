@@ -34,6 +34,20 @@ _SLOW = """
   with: {percent: 3000}
   for_s: 8
 """
+_BOTH_DIE = (
+    _SLOW
+    + """- when: {event: gate.granted, where: {actor: gate-policy-0}, from_s: 1.4, phase: before}
+  do: restart_empty
+  target: gate-policy-0
+- when: {event: fault.injected, where: {name: restart_empty, target: gate-policy-0}}
+  do: restart_empty
+  target: entrypoint-policy-0
+- when: {event: fault.injected, where: {name: restart_empty, target: entrypoint-policy-0}}
+  after_s: 0.3
+  do: publish
+  with: {model_step: 1, attempts: 8, retry_s: 0.3}
+"""
+)
 
 BARRIER_SCENARIOS: dict[str, str] = {
     "gate_dies": _scenario(
@@ -53,18 +67,14 @@ BARRIER_SCENARIOS: dict[str, str] = {
     "both_die": _scenario(
         "both_die",
         "A gate and its entrypoint die under turns that take long, and a version is published at once.",
-        steps=_SLOW
-        + """- when: {event: gate.granted, where: {actor: gate-policy-0}, from_s: 1.4, phase: before}
-  do: restart_empty
-  target: gate-policy-0
-- when: {event: fault.injected, where: {name: restart_empty, target: gate-policy-0}}
-  do: restart_empty
-  target: entrypoint-policy-0
-- when: {event: fault.injected, where: {name: restart_empty, target: entrypoint-policy-0}}
-  after_s: 0.3
-  do: publish
-  with: {model_step: 1, attempts: 8, retry_s: 0.3}
-""",
+        steps=_BOTH_DIE,
+        output="uniform: {low: 60, high: 90}",
+    ),
+    "both_die_unseen": _scenario(
+        "both_die_unseen",
+        "A gate and its entrypoint die under turns that take long, before an engine that shows no metrics.",
+        steps="\n- {at_s: 0.2, do: metrics_missing, target: policy-0, for_s: 100}" + _BOTH_DIE,
+        publishing="{controller: {prepare_timeout_s: 5}}",
         output="uniform: {low: 60, high: 90}",
     ),
     "gate_dies_resuming": _scenario(

@@ -12,6 +12,7 @@ from protocol.ports import ActorHandle, backend
 from protocol.serving.affinity import SessionAffinityRouter
 from protocol.serving.barrier import Member
 from protocol.serving.controller import RolloutController
+from protocol.serving.engine_work import AT_WORK, figures, says_idle
 from protocol.serving.entrypoint import Entrypoint
 from protocol.serving.gate import RequestGate, RequestLease
 from protocol.training.publication import WeightPublisher
@@ -144,6 +145,24 @@ class BeginsAnew(Entrypoint):
         self._inherited = False
 
 
+class TakesSilenceForIdleness(Entrypoint):
+    """Restarted, it takes a replica whose page of metrics lacks the gauges for one that has nothing to do."""
+
+    async def _nothing_inherited(self) -> bool:
+        limit_s = self._config.call_timeout_s / 2
+        status, page = await self._client.get("/metrics", connect_timeout_s=limit_s, read_timeout_s=limit_s)
+        return status != 200 or not any(figures(page, AT_WORK).values())
+
+
+class LooksAtMetricsAlone(Entrypoint):
+    """Restarted, it waits for gauges that its replica does not show, and every publication for its deadline."""
+
+    async def _nothing_inherited(self) -> bool:
+        limit_s = self._config.call_timeout_s / 2
+        status, page = await self._client.get("/metrics", connect_timeout_s=limit_s, read_timeout_s=limit_s)
+        return status == 200 and says_idle(figures(page, AT_WORK))
+
+
 def _controller(name: str, source: str, cls: type, scenario: str, check: str) -> Mutant:
     return Mutant(name, source, "controller", RolloutController, cls, scenario, check)
 
@@ -167,6 +186,9 @@ BARRIER_MUTANTS = (
     ),
     Mutant("turns of a dead entrypoint forgotten", "G-I1", "entrypoint", Entrypoint, BeginsAnew, "both_die",
            "no_update_under_lease"),
+    Mutant("no gauges taken for idleness", "G-I1", "entrypoint", Entrypoint, TakesSilenceForIdleness,
+           "both_die_unseen", "no_update_under_lease"),
+    Mutant("quiet by gauges alone", "C-I3", "entrypoint", Entrypoint, LooksAtMetricsAlone, "both_die_unseen", "occurs"),
     Mutant("lost grant is nobody's", "G-I4", "entrypoint", Entrypoint, AsksOnce, "lost_grants", "leases_add_up"),
     Mutant(
         "gate born with an old version", "G-I5", "gate", RequestGate, IsBornOpen, "publish_gate_restarted",

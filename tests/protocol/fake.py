@@ -190,6 +190,8 @@ class FakeEngine:
     nan_metrics: bool = False
     odd_metrics: str = ""
     """A page of metrics in place of its own."""
+    flush_answer: int = 0
+    """What /flush_cache answers; 0: 200, or 400 while something runs."""
     post_delay_s: float = 0.0
 
     @property
@@ -342,6 +344,9 @@ class FakeClient:
         elif route == "/continue_generation":
             self.engine.paused = False
         await self._script(self.engine.post_script, read_timeout_s)
+        if route == "/flush_cache":
+            status = self.engine.flush_answer or (400 if self.engine.running else 200)
+            return AdminReply(status, success=status == 200)
         return AdminReply(200)
 
     async def _script_before_effect(self, read_timeout_s: float | None) -> None:

@@ -583,6 +583,31 @@ def test_turns_from_before_that_do_not_end_fail_the_preparation_and_not_for_ever
     run(body)
 
 
+def test_a_backend_that_cannot_say_whether_turns_are_left_is_refused_at_once_and_by_name() -> None:
+    """The gate and the entrypoint were restarted; neither metrics nor flush tell. Another process in its place does."""
+
+    async def body(world: FakeBackend) -> None:
+        fleet = await (await fleet_of(world, 2)).opened()
+        await rebuilt(world, fleet)
+        fleet.servers[0].target._inherited = True  # as its start has it in a later incarnation
+        engine = fleet.engines[0]
+        engine.no_metrics, engine.flush_answer = True, 404
+        for _ in range(2):
+            began = asyncio.get_running_loop().time()
+            error = await raised(fleet.publisher.publish(1))
+            assert isinstance(error, BarrierError) and error.outcome is Outcome.NOT_DONE
+            assert "lacks sglang:num_running_reqs" in error.message and "/flush_cache answers 404" in error.message
+            assert asyncio.get_running_loop().time() - began < 1, "the deadline is 600 s"
+        assert engine.version == "0" and not any(s.open for s in await fleet.snapshots())
+        engine.alive = False
+        await fleet.gateway.add_replica(await world.engines.launch(engine.spec, name=engine.name))
+        fleet.engines[0] = world.engines.every[-1]
+        await fleet.publisher.publish(1)
+        assert (await fleet.turn("t", 0)).model_step == 1
+
+    run(body)
+
+
 def test_a_gate_that_is_rebuilt_after_a_drain_that_timed_out_lets_the_next_try_pass() -> None:
     async def body(world: FakeBackend) -> None:
         fleet = await (await fleet_of(world, 2)).opened()

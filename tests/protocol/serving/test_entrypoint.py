@@ -11,15 +11,18 @@ import pytest
 from protocol.config import EntrypointConfig, GateConfig
 from protocol.errors import (
     AdmissionTimeout,
+    BarrierError,
     ConnectionLost,
     ConnectionRefused,
     ConnectTimeout,
     GatePoisoned,
     GateRefused,
     HttpError,
+    Outcome,
     ReadTimeout,
     SeatrialError,
 )
+from protocol.serving.engine_work import AT_WORK
 from protocol.serving.gate import RequestGate
 from protocol.serving.settlement import RejectionPattern
 from tests.protocol.fake import FakeBackend, run
@@ -273,6 +276,65 @@ def test_an_entrypoint_that_was_restarted_is_quiet_when_its_replica_says_that_it
         assert await server.quiet(1) and world.engines.latest(engine.name).gets == ["/metrics"]  # type: ignore[union-attr]  # it was launched
         world.engines.latest(engine.name).running = 1  # type: ignore[union-attr]  # of its own by now
         assert await server.quiet(1)
+
+    run(body)
+
+
+@pytest.mark.parametrize(
+    "page", ["", "nothing of use 1\n", "what is this{", 'sglang:num_running_reqs{model_name="m"} 0.0\n', "all are NaN"]
+)
+def test_where_a_page_of_metrics_does_not_say_it_the_flush_of_the_cache_tells_whether_a_replica_is_idle(
+    page: str,
+) -> None:
+    """SGLang without --enable-metrics (404) or before its first report; /v1/loads would show what it last reported."""
+
+    async def body(world: FakeBackend) -> None:
+        fleet = await one(world)
+        server, engine = fleet.servers[0], fleet.engines[0]
+        server.target._inherited = True
+        engine.no_metrics, engine.odd_metrics = not page, page
+        if page == "all are NaN":
+            engine.odd_metrics = "".join(f"{name} NaN\n" for name in AT_WORK)
+        engine.running = 1
+        engine.posts.clear()
+        assert not await server.quiet(1)
+        engine.flush_answer = 500
+        assert not await server.quiet(1)
+        engine.running = engine.flush_answer = 0
+        engine.post_script = ["hang"]
+        assert not await server.quiet(1), "the answer is lost"
+        assert await server.quiet(1)
+        posted, asked = list(engine.posts), list(engine.gets)
+        assert await server.quiet(1) and (engine.posts, engine.gets) == (posted, asked)  # once
+        assert {route for route, _ in posted} == {"/flush_cache"} and "/v1/loads" not in asked
+
+    run(body)
+
+
+@pytest.mark.parametrize(
+    ("flush_answer", "paused", "why"),
+    [(404, False, "POST /flush_cache answers 404"), (200, True, "GET /ready answers 503")],
+)
+def test_a_replica_that_cannot_say_whether_it_is_idle_is_refused_by_name_until_another_process_is_in_its_place(
+    flush_answer: int, paused: bool, why: str
+) -> None:
+    async def body(world: FakeBackend) -> None:
+        fleet = await one(world)
+        server, engine = fleet.servers[0], fleet.engines[0]
+        server.target._inherited = True
+        engine.odd_metrics = "sglang:num_running_reqs 0.0\nsglang:http_requests_active 0.0\n"
+        engine.flush_answer, engine.paused = flush_answer, paused
+        for _ in range(2):
+            error = await raised(server.quiet(1))
+            assert isinstance(error, BarrierError) and error.outcome is Outcome.NOT_DONE
+            assert "e-0 cannot say" in error.message and why in error.message
+            assert "lacks sglang:num_queue_reqs, and" in error.message
+        engine.alive = False
+        assert not await server.quiet(1)  # who is there now is not known
+        new = await world.engines.launch(engine.spec, name=engine.name)
+        world.engines.every[-1].no_metrics, world.engines.every[-1].flush_answer = True, 404
+        await fleet.gateway.add_replica(new)
+        assert await server.quiet(1), "nothing of before can run there"
 
     run(body)
 
