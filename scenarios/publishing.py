@@ -21,6 +21,7 @@ from protocol.serving.barrier import Member
 from protocol.serving.controller import RolloutController
 from protocol.serving.entrypoint import Entrypoint
 from protocol.serving.gate import RequestGate
+from protocol.serving.peer import Peer
 from protocol.serving.session_server import SessionServer
 from protocol.serving.turn_hooks import TraceHooks
 from protocol.training.publication import WeightPublisher
@@ -232,7 +233,7 @@ class PublicationOperator:
 
     def __init__(self, service: str, publisher: ActorHandle, router: ActorHandle) -> None:
         self._service = service
-        self._publisher = publisher
+        self._publisher = Peer(publisher, None)
         self._router = router
         self.front: Front | None = None
 
@@ -244,7 +245,7 @@ class PublicationOperator:
             backend().emit("publication.asked", service=self._service, model_step=params.model_step)
             failure: SeatrialError | None = None
             try:
-                await self._publisher.publish(params.model_step)
+                await self._publisher.call("publish", params.model_step)
             except SeatrialError as error:
                 failure = error
             backend().emit(

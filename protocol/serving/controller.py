@@ -108,6 +108,18 @@ class RolloutController(Stages):
         """The barrier that exists, or None."""
         return None if self._barrier is None else self._barrier.view()
 
+    async def published(self) -> int:
+        """The newest version that a gate has, or was given from here; -1 where there is none.
+
+        Raises BarrierError: *not done* while a call is at work on the barrier, which may be about to install one;
+        *unknown* when a gate does not answer.
+        """
+        if self._busy:
+            raise BarrierError("published: another call is at work on the barrier", outcome=Outcome.NOT_DONE)
+        deadline = self._deadline(None, self._config.call_timeout_s)
+        snapshots = await self._snapshots(tuple(self._members.values()), deadline)
+        return max(self._newest, *(snapshot.model_step for snapshot in snapshots.values()), -1)
+
     # --- native pause and continue ---
 
     async def pause_generation(self, mode: PauseMode = "abort") -> tuple[AdminResult, ...]:

@@ -17,10 +17,11 @@ class Peer:
 
     Args:
         handle: any incarnation of the actor.
-        timeout_s: longest wait for an answer. A lost reply must not stop its caller for ever.
+        timeout_s: longest wait for an answer. A lost reply must not stop its caller for ever. None: as long as it
+            takes, for whom deadlines of its own bind.
     """
 
-    def __init__(self, handle: ActorHandle, timeout_s: float) -> None:
+    def __init__(self, handle: ActorHandle, timeout_s: float | None) -> None:
         self._handle = handle
         self._timeout_s = timeout_s
 

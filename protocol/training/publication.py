@@ -53,8 +53,8 @@ class WeightPublisher:
         self._sync = sync
         self._flush = flush
         self._fence = fence
-        self._newest = -1
-        """The newest version that gates may have from here."""
+        self._newest: int | None = None
+        """The newest version that gates may have; None: this incarnation has not asked yet."""
         self._exported: dict[int, str] = {}
         self._loaded: dict[tuple[str, int], str] = {}
         """Path of the export that a backend was last seen to serve; a label alone says nothing of the weights."""
@@ -69,11 +69,13 @@ class WeightPublisher:
             GatePoisoned: *not done*, and no publication will be.
             ActorDied: the controller has died; what comes after it is asked the next time.
             BarrierError, StorageError: the barrier stays; nothing is open that serves another version. *Not done* for
-                a version that is older than an installed one: nothing has changed, and a newer one may be published.
+                a version that is older than an installed one: nothing has changed, nor is anything written, and a newer
+                one may be published.
         """
         async with self._one_at_a_time:
             # Before anything: an older export would be what the next recovery loads.
-            refuse_older(model_step, self._newest)
+            newest = await self._published()
+            refuse_older(model_step, newest)
             path = await self._export(model_step)
             manifest = await load_manifest(backend().storage, path)
             barrier: BarrierView | None = await self._ask("barrier")
@@ -84,7 +86,7 @@ class WeightPublisher:
             if barrier is None or barrier.stage != "resuming":
                 # Once the reopening has begun, gates may be open: weights are in everywhere, and stay what they are.
                 await self._update(path, manifest)
-            self._newest = max(self._newest, model_step)
+            self._newest = max(newest, model_step)
             await self._ask("resume_requests", model_step)
 
     async def _ask(self, method: str, *args: Any, **kwargs: Any) -> Any:
@@ -104,6 +106,13 @@ class WeightPublisher:
             if death.outcome is not Outcome.NOT_DONE:
                 raise
         return await getattr(self._controller, method)(*args, **kwargs)
+
+    async def _published(self) -> int:
+        """The newest version that gates may have, -1 without any. One that was restarted does not know, and asks."""
+        if self._newest is None:
+            first = backend().me.incarnation <= 1  # nobody has published before it
+            self._newest = -1 if first else int(await self._ask("published"))
+        return self._newest
 
     async def _export(self, model_step: int) -> str:
         path = self._exported.get(model_step)

@@ -98,6 +98,20 @@ BARRIER_SCENARIOS: dict[str, str] = {
 """,
         output="uniform: {low: 30, high: 48}",
     ),
+    "publisher_dies": _scenario(
+        "publisher_dies",
+        "The publisher is restarted, and asked for an older version than is published; then a replica is recovered.",
+        steps="""
+- {at_s: 0.6, do: publish, with: {model_step: 2}}
+- {at_s: 0.9, do: restart_empty, target: publisher-policy, must_hit: {processes: {at_least: 1}}}
+- {at_s: 1.3, do: publish, with: {model_step: 1, attempts: 2, retry_s: 0.1}}
+- {at_s: 2, do: sigkill, target: policy-0, must_hit: {processes: {at_least: 1}}}
+""",
+        acceptance="\n- occurs: {event: publication.ended, where: {model_step: 1, outcome: not_done, "
+        "error: BarrierError}, at_least: 1}\n"
+        "- occurs: {event: recovery.step, where: {stage: published}, at_least: 1}\n",
+        agents="sessions: 24, at_once: 6, turns: 3, think_s: 6",
+    ),
     "late_turns": _scenario(
         "late_turns",
         "The door to a gate opens late: agents have given up and retired by then.",

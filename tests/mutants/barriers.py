@@ -137,6 +137,13 @@ class KeepsADeadController(WeightPublisher):
         return await getattr(self._controller, method)(*args, **kwargs)
 
 
+class ExportsBeforeItAsks(WeightPublisher):
+    """Restarted, it begins with an export, and leaves it to the controller to say that this version is an older one."""
+
+    async def _published(self) -> int:
+        return -1 if self._newest is None else self._newest
+
+
 class BeginsAnew(Entrypoint):
     """Restarted, it knows of no turn, and so says that none is left at its replica."""
 
@@ -183,6 +190,10 @@ BARRIER_MUTANTS = (
     Mutant(
         "dead controller kept", "C-I2", "publisher", WeightPublisher, KeepsADeadController, "controller_dies",
         "every_wait_ends",
+    ),
+    Mutant(
+        "older version exported by a restarted publisher", "W-I1", "publisher", WeightPublisher, ExportsBeforeItAsks,
+        "publisher_dies", "turn_of_one_version",
     ),
     Mutant("turns of a dead entrypoint forgotten", "G-I1", "entrypoint", Entrypoint, BeginsAnew, "both_die",
            "no_update_under_lease"),

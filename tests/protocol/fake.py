@@ -463,6 +463,8 @@ class FakeBackend:
         self.handles: dict[str, FakeHandle] = {}
         self.tasks: list[asyncio.Task[None]] = []
         self.node = "node-0"
+        self.incarnation = 0
+        """Of whoever asks who it is."""
         self._ids = 0
         self.posting = 0
         self.most_posting = 0
@@ -470,7 +472,7 @@ class FakeBackend:
 
     @property
     def me(self) -> FakeHandle:
-        return FakeHandle(self, "driver", 0, None)
+        return FakeHandle(self, "driver", self.incarnation, None)
 
     async def spawn(self, cls: type, *args: Any, name: str, limits: Limits = Limits(), **kwargs: Any) -> FakeHandle:
         target = cls(*args, **kwargs)

@@ -383,18 +383,40 @@ def test_an_older_version_is_refused_before_anything_is_done_for_it_and_a_newer_
                 RolloutController, CONTROLLER, ADMIN, members, fleet.gateway, fleet.prober, name="controller-2"
             )  # fmt: skip
         if "publisher" in restarted:
-            publisher = await world.spawn(WeightPublisher, ADMIN, controller, fleet.exporter, name="publisher-2")
+            publisher = await world.spawn(WeightPublisher, ADMIN, controller, fleet.exporter, name="publisher")
+            world.incarnation = 2
         before = (await fleet.snapshots(), fleet.posts("/update_weights_from_disk"))
         exported = len(world.of("export.published"))
         for _ in range(2):
             assert refused_as_older(await raised(publisher.publish(1)))
         assert (await fleet.snapshots(), fleet.posts("/update_weights_from_disk")) == before, "nothing was even sealed"
         assert await controller.barrier() is None and (await fleet.turn("a")).model_step == 2
-        if restarted == "nobody":
-            assert len(world.of("export.published")) == exported, "the next recovery would load it"
+        assert len(world.of("export.published")) == exported, "the next recovery would load it"
         await publisher.publish(2)
         await publisher.publish(3)
         assert all(s.open and s.model_step == 3 for s in await fleet.snapshots())
+
+    run(body)
+
+
+def test_a_restarted_publisher_that_is_not_told_what_is_published_exports_nothing() -> None:
+    async def body(world: FakeBackend) -> None:
+        fleet: Fleet = await (await fleet_of(world, 2)).opened(2)
+        publisher = await world.spawn(WeightPublisher, ADMIN, fleet.controller, fleet.exporter, name="publisher")
+        world.incarnation = 2
+        written = sorted(world.storage.files)
+        fleet.controller.target._busy = True  # the resumption of the one before it, say, about to install a version
+        error = await raised(publisher.publish(3))
+        assert isinstance(error, BarrierError) and "another call is at work" in error.message
+        fleet.controller.target._busy = False
+        fleet.gates[1].lose_next = 5
+        assert "gate-1 did not answer snapshot" in str(await raised(publisher.publish(3)))
+        assert sorted(world.storage.files) == written
+        fleet.gates[1].lose_next = 0
+        asked = fleet.stages().count("asked")
+        await publisher.publish(3)
+        await publisher.publish(4)
+        assert fleet.stages().count("asked") == asked + 3, "what is published is asked once"
 
     run(body)
 
