@@ -33,11 +33,11 @@ from analysis.checks.ledger import Ledger
 from analysis.checks.processes import EveryWaitEnds, NoCrash, NoUseAfterDeath
 from analysis.checks.proxy import ProxyFollowsTheFleet, ProxyPostDeliveredOnce, ProxyProbe, ProxyRegisteredOnce
 from analysis.checks.publication_order import PublicationOrder
+from analysis.checks.published import PublishedIsServed
 from analysis.checks.publishing import (
     NoUpdateUnderLease,
     OneDeadline,
     PoisonedGateAdmitsNothing,
-    PublishedIsServed,
     TurnOfOneVersion,
 )
 from analysis.checks.references import NoReferenceLeft, ReferenceFreedOnce

@@ -274,56 +274,6 @@ class PoisonedGateAdmitsNothing(Check):
         return f"{self.judged} ends and refusals, {self._unknowns} unknown, {self.violations} calls passed after one"
 
 
-class PublishedIsServed(Check):
-    """A publication that has ended *done* has got somewhere: a replica of its service serves that version (W-3, E3).
-
-    Who finds nobody to update has published nothing, whatever its trainer counts on from there. Kills: a publication
-    without a target that passes for one that is done (W-3).
-    """
-
-    name = "published_is_served"
-    expected = "after each publication that is done its version is served by somebody"
-    needs = ("publication.asked",)
-
-    def __init__(self, ledger: Ledger) -> None:
-        super().__init__(ledger)
-        self._fleet = Fleet()
-        self._latest: dict[str, Event] = {}  # replica -> what it was seen to serve last
-
-    def handlers(self) -> dict[str, Handler]:
-        return {
-            "publishing.deployed": self._fleet.deployed,
-            "engine.ready": self._on_weights,
-            "engine.weights": self._on_weights,
-            "publication.ended": self._on_ended,
-        }
-
-    def _on_weights(self, event: Event) -> None:
-        self._latest[event.actor] = event
-
-    def _on_ended(self, event: Event) -> None:
-        if event.data["outcome"] != "done":
-            return
-        service, version = event.data["service"], str(event.data["model_step"])
-        replicas = [place.replica for place in self._fleet.by_replica.values() if place.service == service]
-        seen = [self._latest[replica] for replica in replicas if replica in self._latest]
-        if any(one.data["version"] == version for one in seen):
-            self.judged += 1
-        elif len(seen) < len(replicas) or not replicas:
-            self.doubt(f"version {version} of {service} is published; what its replicas serve is not known", event.seq)
-        else:
-            self.judged += 1
-            served = ", ".join(sorted({one.data["version"] for one in seen}))
-            self.violation(
-                f"the publication of version {version} of {service} ended done, and its replicas serve {served}",
-                *[one.seq for one in seen[:4]],
-                event.seq,
-            )
-
-    def observed(self) -> str:
-        return f"{self.judged} publications done, {self.violations} of which nobody serves"
-
-
 class OneDeadline(Check):
     """prepare_pause and resume_requests end within their one deadline, and nothing is reopened after it (C-I3, C-7)."""
 

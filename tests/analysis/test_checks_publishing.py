@@ -636,3 +636,43 @@ def test_what_is_published_is_served(versions: tuple[str, ...], outcome: str, ex
     h("publication.ended", at="driver/0", service="s", model_step=1, outcome=outcome)
     row = h.end().judged("published_is_served")
     assert row.result == expected and bool(row.witness) == (expected == "fail" or (versions[1] == ""))
+
+
+@pytest.mark.parametrize(
+    ("history", "expected", "explain"),
+    [
+        # served by one that is dead when the publication ends
+        ("0=0 1=0 ask 0=1 0.died end", "inconclusive", "s-0, which served it, has died since, and nobody else serves"),
+        ("0=0 1=0 ask 0=1 1=1 0.died end", "pass", ""),
+        # ... and another process is in its place: with older weights, not ready yet, or with those of the version
+        ("0=0 1=0 ask 0=1 0.died 0.started/1 0=0/1 end", "inconclusive", "s-0, which served it, has died since"),
+        ("0=0 1=0 ask 0=1 0.died 0.started/1 end", "inconclusive", "what its replicas serve is not known"),
+        ("0=0 1=0 ask 0=1 0.died 0.started/1 0=1/1 end", "pass", ""),
+        # it had served that before this publication: that does not count
+        ("0=1 1=0 0.died ask end", "fail", "ended done, and its replicas serve 0"),
+        ("0=1 1=0 0.died 0.started/1 0=0/1 ask end", "fail", "ended done, and its replicas serve 0"),
+        # the dead had something else
+        ("0=0 1=0 ask 0.died end", "fail", "ended done, and its replicas serve 0"),
+        ("0=0 1=0 ask 0.died 1.died end", "inconclusive", "none of its replicas is alive"),
+        # what is heard late of a process that has died says nothing of the one in its place
+        ("0=0 1=0 0=1/1 ask 0.died end", "pass", ""),
+        ("0=0 1=0 0.died 0.started/1 0=0/1 ask 0=1/0 end", "fail", "ended done, and its replicas serve 0"),
+    ],
+)  # fmt: skip
+def test_what_is_published_is_served_by_one_that_is_alive(history: str, expected: str, explain: str) -> None:
+    h = Published()
+    for step in history.split():
+        what, _, inc = step.partition("/")
+        at = f"s-{what[0]}/{inc or 0}"
+        if what == "ask":
+            h("publication.asked", at="driver/0", service="s", model_step=1)
+        elif what == "end":
+            h("publication.ended", at="driver/0", service="s", model_step=1, outcome="done")
+        elif what.endswith("died"):
+            h("actor.died", at=at, reason="killed")
+        elif what.endswith("started"):
+            h("engine.started", at=at)
+        else:
+            h("engine.weights", at=at, version=what[-1])
+    row = h.end().judged("published_is_served")
+    assert row.result == expected and explain in row.explain and bool(row.witness) == (expected != "pass")
