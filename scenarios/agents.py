@@ -72,9 +72,7 @@ class AgentClient:
         assert arrivals is not None and arrivals.agents is not None
         agents = arrivals.agents
         session = f"session-{self._number}-{number:06d}"
-        answered = 0
-        retired = False
-        prompt = 0
+        answered = prompt = 0
         try:
             for turn in range(agents.turns):
                 if turn and agents.think_s:
@@ -86,17 +84,23 @@ class AgentClient:
                 prompt += generated
                 answered += 1
         finally:
-            retired = await retire(self._controller, session)
-            self._emit(
-                "session.ended",
-                session=session,
-                service=self._workload.service,
-                turns=answered,
-                outcome="completed" if answered == agents.turns else "failed",
-                retired=retired,
-            )
+            await self._over(session, answered, answered == agents.turns)
         if agents.late and below(1_000_000) < agents.late * 1_000_000:
             await self._too_late(session, prompt, output())
+
+    async def _over(self, session: str, turns: int, done: bool) -> None:
+        """The episode is over, whatever became of it: its session is retired."""
+        self._tell_end(session, turns, done, await retire(self._controller, session))
+
+    def _tell_end(self, session: str, turns: int, done: bool, retired: bool) -> None:
+        self._emit(
+            "session.ended",
+            session=session,
+            service=self._workload.service,
+            turns=turns,
+            outcome="completed" if done else "failed",
+            retired=retired,
+        )
 
     async def _turn(self, session: str, number: int, turn: int, prompt: int, output: int) -> int | None:
         """One turn; the tokens that it generated, or None when it failed."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
 from typing import Any
 
 from protocol.errors import BarrierError, Outcome
@@ -12,7 +10,6 @@ from protocol.serving.admin import AdminResult
 from protocol.serving.controller import RolloutController
 from protocol.training.publication import WeightPublisher
 from scenarios.agents import AgentClient
-from scenarios.turns import retire
 from tests.mutants.registry import Mutant
 
 # --- controllers ---
@@ -64,33 +61,11 @@ class PublishesToNobody(WeightPublisher):
 class RetiresOnSuccess(AgentClient):
     """Retires the session of an episode that went well, and leaves that of one that failed."""
 
-    async def _episode(
-        self, number: int, added: Callable[[], int], output: Callable[[], int], below: Callable[[int], int]
-    ) -> None:
-        arrivals = self._workload.arrivals
-        assert arrivals is not None and arrivals.agents is not None
-        agents = arrivals.agents
-        session = f"session-{self._number}-{number:06d}"
-        prompt = answered = 0
-        for turn in range(agents.turns):
-            if turn and agents.think_s:
-                await asyncio.sleep(agents.think_s * (500 + below(1001)) / 1000)
-            prompt += added()
-            generated = await self._turn(session, number, turn, prompt, output())
-            if generated is None:
-                break
-            prompt += generated
-            answered += 1
-        done = answered == agents.turns
-        retired = await retire(self._controller, session) if done else False
-        self._emit(
-            "session.ended",
-            session=session,
-            service=self._workload.service,
-            turns=answered,
-            outcome="completed" if done else "failed",
-            retired=retired,
-        )
+    async def _over(self, session: str, turns: int, done: bool) -> None:
+        if done:
+            await super()._over(session, turns, done)
+        else:
+            self._tell_end(session, turns, done, retired=False)
 
 
 def _controller(name: str, source: str, cls: type, scenario: str, check: str) -> Mutant:

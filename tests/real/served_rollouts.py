@@ -6,19 +6,17 @@ As ``tests.real.served_scaling``, in a cluster that has room for five more repli
 from __future__ import annotations
 
 import asyncio
-import signal
 import sys
 from typing import Any
 
 from protocol.config import HttpConfig
 from protocol.errors import ConnectionRefused, PlacementError
-from protocol.messages import EngineAddress
-from real.http_control import ControlFront, Served
+from real.http_control import Served
 from real.http_server import ServerSettings
 from scenarios.outside import OutsideFront
-from tests.protocol.fake import FakeEngines
 from tests.protocol.rollout.test_elastic import exported, rollout
 from tests.protocol.scaling.world import FakeGroups, ScalingWorld
+from tests.real.served_control import Engines, serve_until_told
 
 NAME = "rollout"
 ROOM = 5
@@ -40,33 +38,16 @@ class Nobody:
         raise ConnectionRefused(f"nobody is there for {route}")
 
 
-class Engines(FakeEngines):
-    """Those of the tests of the protocol; at any other address there is nobody."""
-
-    def client(self, address: EngineAddress) -> Any:
-        known = any((one.name, one.incarnation) == (address.name, address.incarnation) for one in self.every)
-        return super().client(address) if known else Nobody()
-
-
 async def serve() -> None:
-    loop = asyncio.get_running_loop()
     world = ScalingWorld()
-    world.engines, world.placement_groups = Engines(world), Groups(world)
-    loop.seatrial_backend = world  # type: ignore[attr-defined]  # a mark, looked for by name
+    world.engines, world.placement_groups = Engines(world, Nobody()), Groups(world)
+    asyncio.get_running_loop().seatrial_backend = world  # type: ignore[attr-defined]  # a mark, looked for by name
     made = await rollout(world, drain_sleep_s=0.2)
     await exported(world, "9")
     outside = await world.spawn(OutsideFront, NAME, made.api, name="outside")
     settings = ServerSettings(shutdown_grace_s=2.0)
-    served = (Served(NAME, outside, None, "rollout"),)
-    front = await world.spawn(ControlFront, settings, HttpConfig(max_body_bytes=65_536), served, name="front")
-    host, port = await front.address()
-    print(f"serving on http://{host}:{port} ", flush=True)
-    stop = asyncio.Event()
-    loop.add_signal_handler(signal.SIGTERM, stop.set)
-    await stop.wait()
-    await front.stop()
-    await made.api.stop()
-    print("stopped", flush=True)
+    served = Served(NAME, outside, None, "rollout")
+    await serve_until_told(world, settings, HttpConfig(max_body_bytes=65_536), served, made.api)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import signal
 import sys
 from typing import Any
 
@@ -16,22 +15,15 @@ from protocol.config import HttpConfig
 from protocol.messages import EngineAddress
 from protocol.scaling.autoscaler_api import AutoscalerApi
 from protocol.scaling.policy import AutoscalerConfig
-from real.http_control import ControlFront, Served
+from real.http_control import Served
 from real.http_server import ServerSettings
 from scenarios.outside import OutsideFront
-from tests.protocol.fake import FakeEngine, FakeEngines
+from tests.protocol.fake import FakeEngine
 from tests.protocol.scaling.autoscaler_world import page
 from tests.protocol.scaling.world import ScalingWorld, service
+from tests.real.served_control import Engines, serve_until_told
 
 NAME = "genrm"
-
-
-class Engines(FakeEngines):
-    """Those of the tests of the protocol; an autoscaler knows of an engine no more than where its page is."""
-
-    def client(self, address: EngineAddress) -> Any:
-        known = any((one.name, one.incarnation) == (address.name, address.incarnation) for one in self.every)
-        return super().client(address) if known else Page()
 
 
 def place(ports: tuple[int, ...]) -> None:
@@ -53,10 +45,9 @@ class Page:
 async def serve(token: str, max_body_bytes: int, ports: tuple[int, ...]) -> None:
     if ports:
         place(ports)
-    loop = asyncio.get_running_loop()
     world = ScalingWorld()
-    world.engines = Engines(world)
-    loop.seatrial_backend = world  # type: ignore[attr-defined]  # a mark, looked for by name
+    world.engines = Engines(world, Page())
+    asyncio.get_running_loop().seatrial_backend = world  # type: ignore[attr-defined]  # a mark, looked for by name
     made = await service(world, lifecycle={"drain_timeout_s": 3}, scaling={"completion_wait_s": 1, "timeout_s": 10})
     config = {
         "service_targets": {NAME: f"actor://{made.api.name}"}, "rollout_service_url": None, "max_engines": 3,
@@ -66,16 +57,7 @@ async def serve(token: str, max_body_bytes: int, ports: tuple[int, ...]) -> None
     outside = await world.spawn(OutsideFront, NAME, made.api, name="outside")  # as in a real run: all of it is recorded
     settings = ServerSettings(token=token, shutdown_grace_s=2.0, body_timeout_s=1.0)  # type: ignore[arg-type]  # pydantic's
     http = HttpConfig(max_body_bytes=max_body_bytes)
-    front = await world.spawn(ControlFront, settings, http, (Served(NAME, outside, scaler),), name="front")
-    host, port = await front.address()
-    print(f"serving on http://{host}:{port} ", flush=True)
-    stop = asyncio.Event()
-    loop.add_signal_handler(signal.SIGTERM, stop.set)
-    await stop.wait()
-    await front.stop()
-    await scaler.stop()
-    await made.api.stop()
-    print("stopped", flush=True)
+    await serve_until_told(world, settings, http, Served(NAME, outside, scaler), scaler, made.api)
 
 
 def main() -> int:
