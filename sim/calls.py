@@ -168,8 +168,11 @@ class Sender:
         self.method = method
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        backend = getattr(_get_running_loop(), "seatrial_backend", None)
-        process = calling_process(self.ref) if backend is None else backend.process
+        loop: Any = _get_running_loop()
+        try:
+            process = loop.seatrial_backend.process
+        except AttributeError:
+            process = calling_process(self.ref)
         return process.system.send_call(process, self, args, kwargs)
 
 
@@ -189,29 +192,16 @@ def calling_process(ref: ActorRef) -> ActorProcess:
 class Call:
     """The ``Call`` port, and the envelope of its messages.
 
-    ``packed`` is what crosses; ``task``, ``waiting``, ``cancelled`` and ``answered`` are the callee's bookkeeping. What
-    most calls never set is a default of the class: a call is made for every message of a run.
+    ``packed`` is what crosses; ``task``, ``waiting``, ``cancelled`` and ``answered`` are the callee's bookkeeping.
     """
 
+    __slots__ = (
+        "answered", "background", "caller", "cancelled", "done", "error", "lane", "method", "more_waiters", "number",
+        "packed", "position", "ref_incarnation", "ref_name", "reported", "sent_id", "sent_lc", "spec", "target",
+        "task", "value", "waiter", "waiting", "__weakref__",
+    )  # fmt: skip
+
     http = False
-    number = 0
-    sent_id = ""
-    sent_lc = 0
-    background = False
-    packed: Any = None
-    target: ActorProcess | None = None
-    lane: Lane | None = None
-    position = 0
-    task: asyncio.Task[Any] | None = None
-    waiting = False
-    cancelled = False
-    answered = False
-    done = False
-    reported = False
-    error: BaseException | None = None
-    value: Any = None
-    waiter: asyncio.Future[None] | None = None
-    more_waiters: list[asyncio.Future[None]] | None = None
 
     def __init__(self, caller: ActorProcess, sender: Sender) -> None:
         self.caller = caller
@@ -219,6 +209,24 @@ class Call:
         self.ref_incarnation = sender.incarnation
         self.spec = sender.method
         self.method = sender.method.name
+        self.number = 0
+        self.sent_id = ""
+        self.sent_lc = 0
+        self.background = False
+        self.packed: Any = None
+        self.target: ActorProcess | None = None
+        self.lane: Lane | None = None
+        self.position = 0
+        self.task: asyncio.Task[Any] | None = None
+        self.waiting = False
+        self.cancelled = False
+        self.answered = False
+        self.done = False
+        self.reported = False
+        self.error: BaseException | None = None
+        self.value: Any = None
+        self.waiter: asyncio.Future[None] | None = None
+        self.more_waiters: list[asyncio.Future[None]] | None = None
 
     def __repr__(self) -> str:
         return f"<call {self.number} {self.ref_name}/{self.ref_incarnation}.{self.method}>"
