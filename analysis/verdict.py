@@ -83,15 +83,13 @@ class Judge:
         # Calls by method: who of those in the table above is about such calls.
         self._sends: dict[str, Handlers] = {}
         self._ends: dict[str, Handlers] = {}
-        before, after = self._ledger.before(), self._ledger.after()
-        self._sources = [before, *(check.handlers() for check in self._checks), after]
-        self._later: dict[int, tuple[tuple[str, ...], dict[str, Handler]]] = {}  # source -> when it gets which handlers
-        for number, check in enumerate(self._checks, 1):
-            if check.joins_at:
-                handlers = self._sources[number]
-                frequent = {kind: handler for kind, handler in handlers.items() if kind in FREQUENT}
-                self._sources[number] = {kind: one for kind, one in handlers.items() if kind not in FREQUENT}
-                self._later[number] = (check.joins_at, frequent)
+        self._handlers: dict[str, list[tuple[int, Handler]]] = {}  # kind -> (number of a source, its handler)
+        sources = [self._ledger.before(), *(check.handlers() for check in self._checks), self._ledger.after()]
+        for number, source in enumerate(sources):
+            for kind, handler in source.items():
+                self._handlers.setdefault(kind, []).append((number, handler))
+        # Sources that see none of the frequent kinds yet: when they do.
+        self._later = {number: check.joins_at for number, check in enumerate(self._checks, 1) if check.joins_at}
 
     def feed(self, event: Event) -> None:
         """Judge one event. Never raises: a check that does becomes inconclusive."""
@@ -127,22 +125,23 @@ class Judge:
     record = feed  # a Judge is a Recorder
 
     def _first_of(self, kind: str) -> tuple[Callable[[Event], None], ...]:
-        joining = [number for number, (joins_at, _) in self._later.items() if kind in joins_at]
+        joining = [number for number, joins_at in self._later.items() if kind in joins_at]
         for number in joining:
-            self._sources[number] |= self._later.pop(number)[1]
+            del self._later[number]
         if joining:
             self._sends.clear()
             self._ends.clear()
-            for seen in self._dispatch:
+            for seen in self._dispatch.keys() & FREQUENT:
                 self._dispatch[seen] = self._handlers_of(seen)
         found = self._dispatch[kind] = self._handlers_of(kind)
         return found
 
     def _handlers_of(self, kind: str) -> tuple[Callable[[Event], None], ...]:
         return tuple(
-            source[kind]
-            for source in self._sources
-            if kind in source and getattr(source[kind], "__self__", None) not in self._raised
+            handler
+            for number, handler in self._handlers.get(kind, ())
+            if not (kind in FREQUENT and number in self._later)
+            and getattr(handler, "__self__", None) not in self._raised
         )
 
     def _about(self, method: str, kind: str, table: dict[str, Handlers]) -> Handlers:
