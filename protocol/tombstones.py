@@ -7,6 +7,7 @@ again, so remembering one for too long harms nobody; the rule below is there so 
 from __future__ import annotations
 
 import itertools
+from collections import OrderedDict
 from collections.abc import Callable
 
 
@@ -25,7 +26,8 @@ class Tombstones:
         self._ttl_s = ttl_s
         self._most = most
         self._let_go = let_go
-        self._ends: dict[str, float] = {}  # name -> when it is forgotten, in order
+        # Name -> when it is forgotten, in order. No dict: its first is found past all that was taken out of it.
+        self._ends: OrderedDict[str, float] = OrderedDict()
 
     def __contains__(self, name: str) -> bool:
         return name in self._ends
