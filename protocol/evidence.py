@@ -185,6 +185,8 @@ _declare("run.tail", "world", "Evidence is missing: a death cut a last line shor
         process="str: name/incarnation; driver/0 where it is everybody's", what="str: torn, silent or broken", detail="str: text")
 _declare("run.wait", "world", "One edge of the who-waits-for-whom report of a deadlock.",
         waiter="str: task", waits_for="str: what", should_wake="str: who holds it or should have answered")
+_declare("run.unheard", "world", "A component that had to say whether the run has converged did not, until the bound was over: whether it has is not known.",
+        who="str: actor", asked="str: method", why="str: how the last question ended")
 _declare("run.anomaly", "world", "Something asyncio would only have logged: fails an invariant.",
         what="str: never_awaited, unretrieved, unfinished_generator, loop_exception, refused_call; real: "
         "breakpoint_unanswered (the driver did not see an event that a step waits for), fault_half_done",

@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Awaitable, Iterable
 from typing import Any
 
-from protocol.errors import ActorDied, NetworkError, SeatrialError
+from protocol.errors import NetworkError
 from protocol.messages import EngineAddress
 from protocol.ports import ActorHandle, EngineOptions, EngineSpec, backend
 from protocol.rollout.elastic import RolloutScaling
@@ -29,6 +29,7 @@ from scenarios.judging import JudgementClient
 from scenarios.load import Scenario
 from scenarios.publishing import Publishing, deploy_publishing
 from scenarios.rollout_run import Rollouts, deploy_rollouts
+from scenarios.routing import ask, ask_of
 from scenarios.scaling import ScaleOperator
 from scenarios.schema import ServiceModel, TopologyModel, WorkloadModel
 from scenarios.trainer import SyntheticTrainer
@@ -313,48 +314,6 @@ def _block_tokens(scenario: Scenario, service: str) -> int:
     return load_profile(scenario.model.topology.services[service].engine).prefix_block_tokens
 
 
-async def all_routable(services: Iterable[Service]) -> bool:
-    """Whether every replica of every gateway is routed to and no recovery is at work."""
-    for service in services:
-        for cell in service.cells:
-            # The short answer first: the gateway's is long in a large fleet.
-            if await _ask_of(cell, "recovery", "recovering", ()):
-                return False
-            if not all(view.routable for view in await _ask_of(cell, "gateway", "engines", ())):
-                return False
-    return True
-
-
-async def _ask(handle: ActorHandle, method: str, default: Any) -> Any:
-    """Ask a component; one of the user's own need not have the method, and a dead one does not answer."""
-    asked = getattr(handle, method, None)
-    if asked is None:
-        return default
-    try:
-        async with asyncio.timeout(5.0):
-            return await asked()
-    except (SeatrialError, TimeoutError):
-        return default
-
-
-async def _ask_of(cell: Cell, part: str, method: str, default: Any) -> Any:
-    """As :func:`_ask` of a part of a cell; where another incarnation has its name, that is asked, and is the part."""
-    asked = getattr(getattr(cell, part), method, None)
-    if asked is None:
-        return default
-    try:
-        async with asyncio.timeout(5.0):
-            return await asked()
-    except ActorDied:
-        try:
-            setattr(cell, part, await backend().lookup(getattr(cell, part).name))
-        except SeatrialError:
-            return default
-        return await _ask(getattr(cell, part), method, default)
-    except (SeatrialError, TimeoutError):
-        return default
-
-
 async def stop_components(services: Iterable[Service]) -> None:
     """End the background work of every component."""
     stops: list[Awaitable[Any]] = []
@@ -362,9 +321,9 @@ async def stop_components(services: Iterable[Service]) -> None:
         if service.autoscaling is not None:
             stops.append(service.autoscaling.stop())
         for cell in service.cells:
-            stops += [_ask_of(cell, part, "stop", None) for part in _PARTS if getattr(cell, part) is not None]
+            stops += [ask_of(cell, part, "stop", None) for part in _PARTS if getattr(cell, part) is not None]
         others = (*await _agents_side(service), service.exporter, service.trainer)
-        stops += [_ask(part, "stop", None) for part in others]
+        stops += [ask(part, "stop", None) for part in others]
     await asyncio.gather(*stops)
 
 

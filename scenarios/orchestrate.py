@@ -10,7 +10,7 @@ from protocol.errors import SeatrialError
 from protocol.ports import ActorHandle
 from scenarios.autoscaling import all_over
 from scenarios.client import ClientReport
-from scenarios.deploy import Service, all_routable, deploy, spawn_clients, stop_components, take_down
+from scenarios.deploy import Service, deploy, spawn_clients, stop_components, take_down
 from scenarios.faults import (
     AdminParams,
     CancelParams,
@@ -24,6 +24,7 @@ from scenarios.faults import (
 )
 from scenarios.injector import Injector
 from scenarios.load import Scenario
+from scenarios.routing import Routing
 
 _LOOK_S = 0.5
 
@@ -44,6 +45,10 @@ class Stage(Protocol):
 
     def left(self) -> list[Held]:
         """What is still there of the scenario, once it has been taken down."""
+        ...
+
+    def observe(self, kind: str, **data: Any) -> None:
+        """Record what the world sees."""
         ...
 
     def report_leaks(self, found: Sequence[Held]) -> None:
@@ -112,7 +117,10 @@ async def conduct(
     await asyncio.gather(*verbs)
     if scalers:
         await _until(lambda: all_over(scalers), limits.converge_within_s)
-    await _until(lambda: all_routable(services.values()), limits.converge_within_s)
+    routing = Routing(services.values())
+    if not await _until(routing.is_whole, limits.converge_within_s):
+        for unheard in await routing.unheard():
+            stage.observe("run.unheard", **unheard._asdict())
     for service in services.values():
         if service.operator is not None:
             if service.autoscaling is not None:
@@ -133,12 +141,15 @@ async def conduct(
     return reports
 
 
-async def _until(reached: Callable[[], Any], within_s: float) -> None:
-    """Wait for a condition, for so long at most; that it was not reached is the judge's to say."""
+async def _until(reached: Callable[[], Any], within_s: float) -> bool:
+    """Wait for a condition, for so long at most. Whether it was reached; what that means is the judge's to say."""
     loop = asyncio.get_running_loop()
     ends = loop.time() + within_s
-    while not await reached() and loop.time() < ends:
+    while not await reached():
+        if loop.time() >= ends:
+            return False
         await asyncio.sleep(_LOOK_S)
+    return True
 
 
 async def _nothing_held(stage: Stage) -> bool:

@@ -21,12 +21,20 @@ class RunFinished(Check):
         self._waiting = 0
 
     def handlers(self) -> dict[str, Handler]:
-        return {"run.wait": self._on_wait, "run.finished": self._on_finished}
+        return {"run.wait": self._on_wait, "run.unheard": self._on_unheard, "run.finished": self._on_finished}
 
     def _on_wait(self, event: Event) -> None:
         self._waiting += 1
         if len(self._waits) < _WAITS_SHOWN:
             self._waits.append(event)
+
+    def _on_unheard(self, event: Event) -> None:
+        data = event.data
+        self.doubt(
+            f"{data['who']} did not answer {data['asked']} until the bound was over, so that nobody knows whether "
+            f"every replica is routed to: {data['why']}",
+            event.seq,
+        )
 
     def _on_finished(self, event: Event) -> None:
         self.judged = 1

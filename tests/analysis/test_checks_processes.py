@@ -166,6 +166,14 @@ def test_a_crash_of_the_runner_is_inconclusive_and_livelock_fails() -> None:
     assert History().end().judged("run_finished").result == "pass"
 
 
+def test_a_silent_component_leaves_open_whether_the_run_has_converged() -> None:
+    h = History()
+    silent = h("run.unheard", who="gateway-chat-0", asked="engines", why="TimeoutError: no answer within 5 s")
+    row = h.end().judged("run_finished")
+    assert (row.result, row.witness, row.required) == ("inconclusive", (silent.seq,), True)
+    assert row.explain.startswith("gateway-chat-0 did not answer engines") and "no answer within 5 s" in row.explain
+
+
 # --- no_anomalies, no_leaks
 def test_anomalies_and_leaks() -> None:
     for check, kind in (("no_anomalies", "run.anomaly"), ("no_leaks", "leak.found")):

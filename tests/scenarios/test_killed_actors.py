@@ -57,6 +57,24 @@ steps:
 limits: {{time_limit_s: 300, converge_within_s: 40, shadow_s: 0.1}}
 """
 
+GATEWAY = f"""\
+name: killed_gateway{_SERVICE}\
+    chat: {{initial_replicas: 2, engine: tiny-cpu, gateways: 2}}
+workload:
+  service: chat
+  arrivals: {{constant: {{rate_per_s: 20}}}}
+  prompt_tokens: {{fixed: 40}}
+  output_tokens: {{uniform: {{low: 10, high: 60}}}}
+  for_s: 3
+  clients: 2
+steps:
+  - when: {{event: gateway.picked, where: {{actor: gateway-chat-0}}, from_s: 1}}
+    do: sigkill
+    target: gateway-chat-0
+limits: {{time_limit_s: 300, converge_within_s: 8, shadow_s: 5}}
+"""
+CUT_OFF = "do: partition, target: {link: {from: node-0, to: node-1}}, for_s: 30"
+
 
 def run(text: str) -> tuple[Verdict, list[Event]]:
     scenario = parse(text, "killed.yaml", pathlib.Path())
@@ -92,3 +110,33 @@ def test_what_a_killed_autoscaler_had_asked_for_is_asked_after() -> None:
     assert (answer.data["state"], answer.data["cleanup"]) == ("ACTIVE", "false")
     row = next(row for row in verdict.checks if row.name == "operations_end")
     assert (row.result, row.judged) == ("pass", 1)
+
+
+def test_a_gateway_that_is_dead_does_not_say_that_all_is_well() -> None:
+    verdict, events = run(GATEWAY)
+    (unheard,) = of(events, "run.unheard")
+    (last,) = of(events, "request.done")[-1:]
+    assert unheard.t_ns >= last.t_ns + 8 * 10**9  # nobody knew that it would not come back
+    assert (unheard.data["who"], unheard.data["asked"]) == ("gateway-chat-0", "engines")
+    assert (verdict.result, [row.name for row in verdict.failed()]) == ("inconclusive", ["run_finished"])
+    row = next(row for row in verdict.checks if row.name == "run_finished")
+    assert row.witness == (unheard.seq,)
+    assert "gateway-chat-0 did not answer engines until the bound was over" in row.explain and "dead" in row.explain
+    assert of(events, "run.finished", reason="completed")  # all was taken down nevertheless
+    assert not of(events, "leak.found")
+
+
+@pytest.mark.parametrize("killed", ["restart_empty", "recovery"])
+def test_who_is_back_answers_and_a_dead_recovery_is_not_at_work(killed: str) -> None:
+    recovery = "sigkill, target: recovery-chat-0, must_hit: {processes: {at_least: 1}}"
+    step = {"restart_empty": "restart_empty, target: gateway-chat-0", "recovery": recovery}[killed]
+    verdict, events = run(GATEWAY.replace("sigkill, target: gateway-chat-0", step))
+    assert not of(events, "run.unheard")
+    assert next(row.result for row in verdict.checks if row.name == "run_finished") == "pass"
+
+
+def test_a_gateway_that_went_with_its_node_is_unheard() -> None:
+    text = GATEWAY.replace("nodes: 1", "nodes: 2").replace("do: sigkill, target: gateway-chat-0", CUT_OFF)
+    verdict, events = run(text)
+    assert "gateway-chat-1" in [e.data["who"] for e in of(events, "run.unheard")]
+    assert (verdict.result, [row.name for row in verdict.failed()]) == ("inconclusive", ["run_finished"])
