@@ -318,6 +318,9 @@ _declare("weights.synced", "world", "The operator of a rollout service had an ex
         version="str: of the export", status="int: HTTP-like status, 0 without an answer", code="str: error code, empty with 200")
 _declare("scale.bounds", "world", "What a control API keeps, where that is less (or more) than usual.", service="str: name",
         max_history="int: resolved operations", max_keys="int: idempotency keys")
+_declare("scale.budget", "world", "How long an operation of a control API may take, where that is not as usual.", service="str: name",
+        budget_s="float: of one that names no budget; 600 where nothing is said",
+        wait_s="float: after it, until the manager's lifecycle has stopped; 60 where nothing is said")
 _declare("scale.snapshot", "world", "What an operator sees of a service at a moment when no operation is open.",
         service="str: name", when="str: deployed or final", initial="json: names of the replicas of the deployment",
         routable="json: names of the replicas that are routed to", current="int?: as the API says", ready="int?: as the API says",

@@ -128,10 +128,13 @@ class ScaleOperator:
     # --- what is seen ---
 
     def deployed_with(self, config: ScalingConfig) -> None:
-        """Record the bounds of what its API keeps, where they are not the usual ones."""
+        """Record the bounds of what its API keeps and of how long it takes, where they are not the usual ones."""
         kept = (config.max_history, config.max_idempotency_records)
         if kept != (_DEFAULTS.max_history, _DEFAULTS.max_idempotency_records):
             backend().emit("scale.bounds", service=self._service, max_history=kept[0], max_keys=kept[1])
+        budget_s, wait_s = config.timeout_s, config.completion_wait_s
+        if budget_s != _DEFAULTS.timeout_s or wait_s > _DEFAULTS.completion_wait_s:
+            backend().emit("scale.budget", service=self._service, budget_s=budget_s, wait_s=wait_s)
 
     async def snapshot(self, when: str) -> None:
         """Record what there is of the service: ``deployed`` or ``final``. Then every operation is asked for again."""

@@ -300,3 +300,8 @@ class Ledger:
     def stuck(self) -> bool:
         """The run ended because nothing went on: what is open then will never end."""
         return self.finished is not None and self.finished.data["reason"] in _STUCK
+
+    @property
+    def hung(self) -> bool:
+        """As ``stuck``, and not for a limit of time: what is open would never end, however long the run went on."""
+        return self.stuck and self.finished is not None and self.finished.data["reason"] != "time_limit"

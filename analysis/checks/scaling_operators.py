@@ -7,10 +7,13 @@ from __future__ import annotations
 
 from analysis.checks.base import Check, Handler, shown
 from analysis.checks.ledger import Ledger
-from analysis.checks.scaling_views import SUBMISSIONS, TERMINAL, Operators
+from analysis.checks.scaling_views import SUBMISSIONS, TERMINAL, Operators, Seen
 from protocol.evidence import Event
 
 _DAY_NS = 24 * 3600 * 10**9
+_BUDGET_S = 600.0
+_WAIT_S = 60.0
+_ANSWERS_S = 60.0  # for the API to notice the deadline, and to be told of the end
 
 
 class OnlyIntegersAdmitted(Check):
@@ -211,7 +214,8 @@ class OperationsEnd(Check):
     """Every operation that was admitted is terminal by the end, and a terminal state is never changed.
 
     The cleanup flag may drop from true to false; it never rises (scaling.md 1.5, 2.3). Where whoever asked
-    for an operation was killed, nobody may hear of its end: that only its service says so is a doubt.
+    for an operation was killed, nobody may hear of its end: that only its service says so is a doubt. So is one that
+    was under way where the evidence breaks off (a time limit, a dead driver), unless its time was long over by then.
     """
 
     name = "operations_end"
@@ -226,10 +230,18 @@ class OperationsEnd(Check):
         self._askers: dict[str, tuple[str, ...]] = {}  # operation -> who asked for it last, and through whom
         self._died: dict[str, None] = {}  # before the take-down
         self._taken_down = False
+        # Service -> seconds of an operation without a budget of its own, and after it; absent: the usual ones.
+        self._times: dict[str, tuple[float, float | None]] = {}
+        self._faults: dict[int, None] = {}  # in force
+        self._calm_ns = 0  # the last one's end
 
     def handlers(self) -> dict[str, Handler]:
         return {
             "scale.bounds": self._on_bounds,
+            "scale.budget": self._on_budget,
+            "rollout.scaled": self._on_rollouts,
+            "fault.injected": self._on_fault,
+            "fault.healed": self._on_healed,
             "scale.asked": self._on_asked,
             "scale.terminal": self._on_terminal,
             "scale.snapshot": self._on_snapshot,
@@ -239,6 +251,19 @@ class OperationsEnd(Check):
 
     def _on_bounds(self, event: Event) -> None:
         self._bounded[event.data["service"]] = None
+
+    def _on_budget(self, event: Event) -> None:
+        self._times[event.data["service"]] = event.data["budget_s"], event.data["wait_s"]
+
+    def _on_rollouts(self, event: Event) -> None:
+        self._times[event.data["service"]] = 0.0, None  # its drains take as long as they take
+
+    def _on_fault(self, event: Event) -> None:
+        self._faults[event.data["fault"]] = None
+
+    def _on_healed(self, event: Event) -> None:
+        self._faults.pop(event.data["fault"], None)
+        self._calm_ns = event.t_ns
 
     def _on_asked(self, event: Event) -> None:
         if event.data["operation"]:
@@ -284,13 +309,24 @@ class OperationsEnd(Check):
             if seen.terminal:
                 continue
             text = f"{seen.id} was admitted and is {seen.state} where the evidence ends"
+            may_end = self.ledger.finished is None or not (self.ledger.completed or self.ledger.hung)
             if died and seen.id in self._ended:
                 said = "whoever had asked for it was killed, and only its service says that it has ended"
                 self.doubt(f"{text}; {said}", seen.admitted_seq, self._ended[seen.id])
-            elif self.ledger.finished is None:
-                self.doubt(text, seen.admitted_seq)
+            elif may_end and not self._is_overdue(seen):
+                self.doubt(f"{text}, which is before the run's own end", seen.admitted_seq, seen.last_seq)
             else:
                 self.violation(text, seen.admitted_seq, seen.last_seq)
+
+    def _is_overdue(self, seen: Seen) -> bool:
+        """Whether its state was asked for when it must have been terminal, whatever would have come after."""
+        usual_s = None if self.ledger.world == "imported" else _BUDGET_S
+        budget_s, wait_s = self._times.get(seen.service, (usual_s, _WAIT_S))
+        budget_s = budget_s if seen.budget_s is None else seen.budget_s
+        if self._faults or budget_s is None or wait_s is None:
+            return False
+        deadline_ns = max(seen.admitted_ns + round(budget_s * 1e9), self._calm_ns)
+        return seen.asked_ns >= deadline_ns + round((wait_s + _ANSWERS_S) * 1e9)
 
     def observed(self) -> str:
         return f"{self.judged} operations admitted, {self.violations} without one end"

@@ -116,13 +116,20 @@ class Groups:
 class Seen:
     """One admitted operation as its operators see it."""
 
-    __slots__ = ("admitted_seq", "clean", "direction", "id", "last_seq", "service", "state")
+    __slots__ = (
+        "admitted_ns", "admitted_seq", "asked_ns", "budget_s", "clean", "direction", "id", "last_seq", "service",
+        "state",
+    )  # fmt: skip
 
     def __init__(self, operation: str, asked: Event, answered: Event) -> None:
         self.id = operation
         self.service: str = asked.data["service"]
         self.direction: str = asked.data["direction"]
         self.admitted_seq = answered.seq
+        self.admitted_ns = answered.t_ns
+        self.budget_s: float | None = asked.data["timeout_s"]
+        self.asked_ns = asked.t_ns
+        """When its state as it is known was asked for."""
         self.state: str = answered.data["state"]
         self.clean = False
         self.last_seq = answered.seq
@@ -171,6 +178,7 @@ class Operators:
             seen.state = data["state"]
             seen.clean = data["cleanup"] == "false" and seen.terminal
             seen.last_seq = event.seq
+            seen.asked_ns = asked.t_ns
         return asked
 
     def quiet(self, service: str | None = None) -> bool:

@@ -411,6 +411,98 @@ def test_evidence_without_an_end_leaves_an_operation_open() -> None:
     assert h.judged("operations_end").result == "inconclusive"
 
 
+@pytest.mark.parametrize(
+    ("reason", "expected"),
+    [
+        ("completed", "fail"),
+        ("deadlock", "fail"),
+        ("livelock", "fail"),
+        ("endless_callback", "fail"),
+        ("time_limit", "inconclusive"),
+        ("crash", "inconclusive"),  # also: interrupted, and an imported run whose own driver failed
+    ],
+)
+def test_an_operation_that_is_under_way_where_a_run_breaks_off_is_undecided(reason: str, expected: str) -> None:
+    h = Scaled()
+    admitted = h.submitted("a")
+    last = h.status("a", "CREATING")
+    row = h.end(reason).judged("operations_end")
+    assert (row.result, row.witness) == (expected, (admitted.seq, last.seq))
+    assert "a was admitted and is CREATING where the evidence ends" in row.explain
+
+
+def _asked_late(after_s: int, **fields: Any) -> Scaled:
+    """An operation that is still under way so long after its admission."""
+    h = Scaled()
+    h.submitted("a", **fields)
+    h("run.step", ms=_ms(h) + 1000 * after_s, at="world/0")
+    h.status("a", "CREATING")
+    return h
+
+
+@pytest.mark.parametrize(
+    ("after_s", "budget_s", "expected"),
+    [
+        (100, None, "inconclusive"),
+        (719, None, "inconclusive"),
+        (721, None, "fail"),  # 600 s, 60 s for the manager to stop, 60 s for their answers
+        (130, 5.0, "fail"),
+        (130, 60.0, "inconclusive"),
+    ],
+)
+@pytest.mark.parametrize("reason", ["time_limit", "crash", ""])
+def test_one_that_is_under_way_long_after_its_budget_fails(
+    after_s: int, budget_s: float | None, expected: str, reason: str
+) -> None:
+    h = _asked_late(after_s, timeout_s=budget_s)
+    h = h.end(reason) if reason else h
+    assert h.judged("operations_end").result == expected
+
+
+def test_that_nobody_asked_for_long_is_no_sign_that_it_goes_on() -> None:
+    h = Scaled()
+    h.submitted("a", timeout_s=5.0)
+    h("run.step", ms=10**6, at="world/0")
+    assert h.end("time_limit").judged("operations_end").result == "inconclusive"
+
+
+def test_a_fault_may_hold_an_operation_up() -> None:
+    for heals_s, expected in ((None, "inconclusive"), (200, "inconclusive"), (20, "fail")):
+        h = Scaled()
+        h.submitted("a", timeout_s=5.0)
+        _fault(h, "sigstop", "scale-m-0")
+        if heals_s is not None:
+            h("fault.healed", fault=1, name="sigstop", target="scale-m-0", ms=heals_s * 1000, at="world/0")
+        h("run.step", ms=250_000, at="world/0")
+        h.status("a", "CREATING")
+        assert h.end("time_limit").judged("operations_end").result == expected, heals_s
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "expected"),
+    [
+        ("scale.budget", {"budget_s": 10.0, "wait_s": 60.0}, "fail"),
+        ("scale.budget", {"budget_s": 10.0, "wait_s": 600.0}, "inconclusive"),
+        ("rollout.scaled", {"api": "scale-m-0"}, "inconclusive"),
+        ("scale.bounds", {}, "inconclusive"),
+    ],
+)
+def test_how_long_an_operation_may_take_is_on_record(kind: str, fields: dict[str, Any], expected: str) -> None:
+    h = Scaled()
+    h(kind, service="m", at="driver/0", **fields)
+    h.submitted("a")
+    h("run.step", ms=200_000, at="world/0")
+    h.status("a", "CREATING")
+    assert h.end("time_limit").judged("operations_end").result == expected
+
+
+def test_of_a_run_of_others_no_usual_budget_is_known() -> None:
+    for budget_s, expected in ((None, "inconclusive"), (600.0, "fail")):
+        h = _asked_late(10_000, timeout_s=budget_s)
+        h.events[0].data["world"] = "imported"
+        assert h.end("crash").judged("operations_end").result == expected
+
+
 # --- victim_stays_out
 
 

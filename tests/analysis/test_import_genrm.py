@@ -82,6 +82,26 @@ def test_a_sound_run_passes_and_is_judged_again_as_any_other(kind: str, tmp_path
         assert (tmp_path / "run" / name).is_file()
 
 
+@pytest.mark.parametrize("error", ["ConnectionError: the driver was ended", None])
+def test_an_operation_that_was_under_way_where_a_run_broke_off_is_undecided(
+    error: str | None, tmp_path: pathlib.Path
+) -> None:
+    run = SOUND["manual"]()
+    run["events.json"] = [one for one in run["events.json"] if one["t"] < 100]
+    run["verdicts.json"] = {"functional_error": error, "functional_pass": False} if error else {}
+    got = import_genrm(write(run, tmp_path / "in"), tmp_path / "run")
+    (row,) = (row for row in got.verdict.checks if row.name == "operations_end")
+    assert (row.result, row.judged) == ("inconclusive", 1)
+    assert row.explain.startswith("op-out was admitted and is CREATING where the evidence ends")
+
+
+def test_one_that_is_under_way_at_the_end_that_the_driver_noted_fails(tmp_path: pathlib.Path) -> None:
+    run = SOUND["manual"]()
+    run["events.json"] = [one for one in run["events.json"] if "ACTIVE" not in one.values()]
+    got = import_genrm(write(run, tmp_path / "in"), tmp_path / "run")
+    assert next(row for row in got.verdict.checks if row.name == "operations_end").result == "fail"
+
+
 def test_a_port_that_is_used_again_is_another_engine(tmp_path: pathlib.Path) -> None:
     """The three elastic engines of the failure injection had one address; a call is noted after its engine is gone."""
     got = import_genrm(write(SOUND["failures"](), tmp_path / "in"), tmp_path / "run")

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from analysis.verdict import Judge, Verdict
+from protocol.evidence import Event
 from scenarios.load import load
 from scenarios.runner import preregistered
 from scenarios.sim_world import SimStage
@@ -55,3 +58,27 @@ def test_a_line_of_the_published_acceptance_can_fail(name: str, change: str, lin
 def test_what_the_monitor_shows_is_held_against_what_was_done() -> None:
     rows = {row.name: row for row in judged("autoscaler_cycle").checks}
     assert rows["autoscaler_shows_its_own"].judged == 2 and rows["autoscaler_shows_its_own"].result == "pass"
+
+
+def test_a_time_limit_in_the_middle_of_an_operation_leaves_it_undecided() -> None:
+    """The initial replica takes 44 s to start, and so does the new one, asked for 5 s later."""
+    rows = {row.name: row for row in judged("manual_1_2_1", "limits.time_limit_s=70").checks}
+    assert rows["run_finished"].result == "fail" and "time_limit" in rows["run_finished"].explain
+    assert rows["operations_end"].result == "inconclusive"
+    assert "before the run's own end" in rows["operations_end"].explain
+
+
+@pytest.mark.parametrize(
+    ("api", "said"),
+    [
+        ("{timeout_s: 600, completion_wait_s: 10}", None),
+        ("{timeout_s: 100}", {"service": "genrm", "budget_s": 100.0, "wait_s": 60.0}),
+        ("{completion_wait_s: 90}", {"service": "genrm", "budget_s": 600.0, "wait_s": 90.0}),
+    ],
+)
+def test_how_long_an_operation_may_take_is_on_record_where_it_is_not_as_usual(api: str, said: Any) -> None:
+    events: list[Event] = []
+    scenario = load("manual_1_2_1", [f"topology.services.genrm.scaling.api={api}", "limits.time_limit_s=55"])
+    with SimStage(scenario, scenario.model.seed, sinks=[events.append]) as stage:
+        stage.run()
+    assert [dict(event.data) for event in events if event.kind == "scale.budget"] == ([] if said is None else [said])
