@@ -30,8 +30,15 @@ def _check_folder(value: str) -> str:
     return value
 
 
+def _check_some_folder(value: str) -> str:
+    if not value:
+        raise PydanticCustomError("folder", "is empty; name a folder in storage, as in exports", {})
+    return _check_folder(value)
+
+
 Folder = Annotated[str, AfterValidator(_check_folder)]
 """In storage; empty: none."""
+SomeFolder = Annotated[str, AfterValidator(_check_some_folder)]
 
 
 class ComponentConfig(BaseModel):
@@ -129,7 +136,7 @@ class AdminConfig(ComponentConfig):
 class RecoveryConfig(ComponentConfig):
     """``protocol.serving.recovery.Recovery`` (scaling.md 9; serving.md 9)."""
 
-    export_prefix: str = "exports"
+    export_prefix: SomeFolder = "exports"
     """Where the exports are in storage. Without any export a replica serves its profile's own weights."""
     attempts: Count = 3
     """Tries per recovery, each with a process of its own."""
@@ -161,7 +168,7 @@ class RecoveryConfig(ComponentConfig):
 class ExportConfig(ComponentConfig):
     """``protocol.training.checkpoint.Exporter``."""
 
-    prefix: str = "exports"
+    prefix: SomeFolder = "exports"
     timeout_s: Seconds = 600.0
     """One deadline for a whole export."""
     keep: Annotated[int, Field(ge=2, le=10**9)] = 3
@@ -447,7 +454,7 @@ class RolloutScalingConfig(ComponentConfig):
 
     drain_sleep_s: SecondsOrNone = 5.0
     """One wait for all victims of an operation together, after the gateway has let go of them."""
-    export_prefix: str = "exports"
+    export_prefix: SomeFolder = "exports"
     """Where the weights are that a new replica is given; without any export it serves its own."""
     message_chars: Annotated[int, Field(ge=16, le=100_000)] = 300
     """Longest text of a failure."""

@@ -30,6 +30,7 @@ from analysis.rundir import (
 )
 from analysis.verdict import Judge, Verdict
 from analysis.writer import JsonlWriter
+from scenarios.impossible import check_possible, check_sizes
 from scenarios.load import Scenario
 from scenarios.named import criterion_of
 from scenarios.workloads.arrival import Counts
@@ -88,6 +89,7 @@ def preflight(scenario: Scenario, backend: Backend) -> list[TraceFacts]:
     from sim.profiles import ProfileError, load_profile
 
     model = scenario.model
+    check_possible(scenario, backend)
     for number, step in enumerate(model.steps):
         if step.fault is not None and backend not in step.fault.worlds:
             place = scenario.place(("steps", number, "do"))
@@ -98,6 +100,8 @@ def preflight(scenario: Scenario, backend: Backend) -> list[TraceFacts]:
             profile = load_profile(service.engine)
         except ProfileError as error:
             raise BadInput(f"{scenario.place((*at, 'engine'))}: {error}") from error
+        if backend == "sim":  # a genuine engine has its model's
+            check_sizes(scenario, name, service.engine, profile.context_length)
         traces = [load.trace for load in model.workload if load.service == name and load.trace is not None]
         if profile.prefix_block_tokens != BLOCK_TOKENS and any(trace.format == "mooncake" for trace in traces):
             raise BadInput(
