@@ -5,6 +5,9 @@ Exit codes: 0 pass, 1 fail, 2 bad usage or input, 3 inconclusive (also: interrup
 
 from __future__ import annotations
 
+from scenarios import starting
+
+# isort: split
 import dataclasses
 import json
 import pathlib
@@ -293,11 +296,14 @@ def _expected_s(scenario: Scenario, traces: list[Any]) -> float | None:
 
 cli.add_command(openapi)
 cli.add_command(monitor)
+if __name__ != "__main__":  # else main() says so
+    starting.imported()
 
 
 def main() -> None:
     """The entry point: every refusal is one message and exit code 2."""
     try:
+        starting.imported()
         code = cli.main(standalone_mode=False)
     except click.ClickException as error:
         error.show()
@@ -309,8 +315,8 @@ def main() -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # the impatient press twice, and it is on its way out
         # The interrupted step's own coroutines are never awaited now; Python would say so below the message.
         warnings.simplefilter("ignore", RuntimeWarning)
-        click.echo("interrupted; what was written so far is no verdict", err=True)
-        sys.exit(INCONCLUSIVE)
+        click.echo(starting.TOLD, err=True)
+        sys.exit(starting.INTERRUPTED)
     except Exception:
         tell_defect()
         sys.exit(INCONCLUSIVE)

@@ -152,6 +152,25 @@ def test_an_interrupt_is_one_line_and_exit_3(tmp_path: pathlib.Path) -> None:
     assert not (tmp_path / "run" / "manifest.json").exists()
 
 
+@pytest.mark.parametrize("module", ["click", "yaml", "pydantic"])
+def test_an_interrupt_while_it_is_imported_is_the_same_line(tmp_path: pathlib.Path, module: str) -> None:
+    pressed = "import os, signal, time\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(9)\n"
+    (tmp_path / f"{module}.py").write_text(pressed)
+    done = subprocess.run(
+        [sys.executable, "-m", "scenarios", "list"],
+        cwd=tmp_path, env={**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"},
+        capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    said = "interrupted; what was written so far is no verdict\n"
+    assert (done.returncode, done.stdout, done.stderr) == (3, "", said)
+
+
+def test_who_imports_the_command_line_keeps_its_interrupts() -> None:
+    asked = "import signal, scenarios.__main__; print(signal.getsignal(signal.SIGINT) is signal.default_int_handler)"
+    done = subprocess.run([sys.executable, "-c", asked], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.stdout == "True\n", done.stderr
+
+
 def test_prove_and_sweep_from_the_command_line(command: Command, small_file: pathlib.Path) -> None:
     proved = command("prove", small_file, "--set", "workload.for_s=0.5", "--json")
     assert proved.returncode == 0 and json.loads(proved.stdout)["result"] == "pass", proved.stderr
