@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import pathlib
 import re
+import shutil
 import time
 from collections.abc import Generator, Iterator, Sequence
 from typing import Any
@@ -123,12 +124,8 @@ def sweep_scenario(
 
         check_address(ray)
     out = _folder(scenario, out)
-    try:
-        results = _run_all(scenario, range(first, first + count), jobs, hang_after_s, ray)
-        return _sweep(scenario, name, range(first, first + count), results, out, sample, changes, shell, hang_after_s)
-    finally:
-        with contextlib.suppress(OSError):
-            out.rmdir()  # nothing was kept
+    results = _run_all(scenario, range(first, first + count), jobs, hang_after_s, ray)
+    return _sweep(scenario, name, range(first, first + count), results, out, sample, changes, shell, hang_after_s)
 
 
 def _sweep(
@@ -268,12 +265,18 @@ class _Keep:
             return []
         seed = first.seed
         path = self.out / str(seed)
+        part = self.out / f"{seed}.part"  # by which one that was broken off is known
         repeat = repeat_command(self.name, seed, self.changes, explore=True)
         try:
-            ran = run_in_sim(self.scenario, seed, out=path, repeat=repeat, explore=True, hang_after_s=self.hang_after_s)
-        except BadInput as error:  # what was found is worth more than its evidence: repeat makes that again
+            ran = run_in_sim(self.scenario, seed, out=part, repeat=repeat, explore=True, hang_after_s=self.hang_after_s)
+            part.rename(path)
+        except (BadInput, OSError) as error:  # what was found is worth more than its evidence: repeat makes that again
             self.shell.note(f"not kept: {error}")
+            self._leave_nothing(part)
             return []
+        except BaseException:
+            self._leave_nothing(part)
+            raise
         # Where an endless callback was found depends on the real clock, so that its digest says nothing.
         if ran.result.digest != first.digest and first.ended != "endless_callback":
             again = f"python -m scenarios prove {self.name} --seed {seed}"
@@ -284,17 +287,28 @@ class _Keep:
             )
         return [str(path)]
 
+    def _leave_nothing(self, part: pathlib.Path) -> None:
+        shutil.rmtree(part, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            self.out.rmdir()  # nothing else was kept
+
 
 def _folder(scenario: Scenario, out: pathlib.Path | None) -> pathlib.Path:
-    """Makes the folder now: not to be writable is no news for the end of a long sweep."""
-    if out is not None:
-        return RunDir.create(out).path
+    """Tries the folder now: not to be writable is no news for the end of a long sweep. It is made for what is kept."""
     number = 1
-    while True:
+    while out is None:
         path = pathlib.Path("runs") / f"sweep-{scenario.name}{f'-{number}' if number > 1 else ''}"
         if not path.exists():
-            return RunDir.create(path).path
+            out = path
         number += 1
+    there = next(above for above in out.absolute().parents if above.exists())
+    RunDir.create(out).path.rmdir()
+    for above in out.absolute().parents:
+        if above == there:
+            break
+        with contextlib.suppress(OSError):  # somebody else has put something there by now
+            above.rmdir()
+    return out
 
 
 def _shape(text: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pathlib
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -70,3 +71,36 @@ def test_a_folder_that_exists_is_refused_before_anything_runs(small: Make, tmp_p
     with pytest.raises(BadInput, match="exists already"):
         _sweep(small(), 1, tmp_path)
     assert not list(tmp_path.iterdir())
+
+
+def test_nothing_is_made_before_there_is_something_to_keep(
+    small: Make, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[list[str]] = []
+
+    def looked(*arguments: object) -> str:
+        seen.append(sorted(path.name for path in tmp_path.rglob("*")))
+        return ""
+
+    monkeypatch.setattr(sweep_module, "check_canary", looked)
+    _sweep(small("workload.for_s=1"), 1, tmp_path / "a" / "out", sample=0)
+    assert seen == [[]] and not list(tmp_path.iterdir())
+
+
+def test_a_kept_run_has_its_name_when_it_is_whole(
+    small: Make, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, seen = sweep_module.run_in_sim, []
+
+    def broken_off(scenario: Scenario, seed: int, *, out: pathlib.Path | None = None, **more: Any) -> Any:
+        ran = run(scenario, seed, out=out, **more)
+        if out is not None:
+            seen.append(out.name)
+            assert [path.name for path in (tmp_path / "out").iterdir()] == ["5.part"]
+            raise KeyboardInterrupt
+        return ran
+
+    monkeypatch.setattr(sweep_module, "run_in_sim", broken_off)
+    with pytest.raises(KeyboardInterrupt):
+        _sweep(small("workload.for_s=1"), 1, tmp_path / "out")
+    assert seen == ["5.part"] and not list(tmp_path.iterdir())

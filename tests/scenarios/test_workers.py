@@ -79,6 +79,7 @@ def test_workers_end_with_a_sweep_that_is_killed(tmp_path: pathlib.Path, number:
         process.send_signal(number)
         out, _ = process.communicate(timeout=30)  # it ends when the last of them has closed its stderr
     assert process.returncode == -number and "Traceback" not in out, out
+    assert list(tmp_path.iterdir()) == []  # no folder for what was never kept
 
 
 def test_a_worker_that_is_killed_costs_one_seed(tmp_path: pathlib.Path) -> None:
