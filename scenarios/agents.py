@@ -105,8 +105,7 @@ class AgentClient:
     async def _turn(self, session: str, number: int, turn: int, prompt: int, output: int) -> int | None:
         """One turn; the tokens that it generated, or None when it failed."""
         name = backend().new_id("req")
-        first = number * _BLOCKS
-        blocks = tuple(range(first, first + prompt // self._block_tokens))
+        blocks = tuple(number * _BLOCKS + block for block in range(prompt // self._block_tokens))
         workload = self._workload
         request = GenerateRequest(name, prompt, output, workload.ignore_eos, blocks, session, workload.idempotent)
         self._sent += 1

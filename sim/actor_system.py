@@ -11,13 +11,13 @@ from typing import Any, Final
 
 from protocol.errors import ActorDied, NameTaken, NoSuchActor, Outcome, PlacementError, SeatrialError, SpawnFailed
 from protocol.ports import Engines, Limits, Objects, Placement, Signal, Storage
-from sim.actors import ActorProcess, cause, current_cause
+from sim.actors import ActorProcess, cause
 from sim.births import Birth, SpawnSpec
-from sim.calls import ActorRef, Call, Method, OrderedRef, RemoteStream, Sender, remote_methods
+from sim.calls import ActorRef, Call, OrderedRef, RemoteStream, Sender, remote_methods
 from sim.cluster import Cluster
 from sim.copying import SMALL, Copier, nominal_size, serialise
 from sim.deaths import Deaths, local_zombie
-from sim.loop import ActorLoop, in_background
+from sim.loop import ActorLoop, background
 from sim.network import CONTROL, REQUEST, Letter, Network
 from sim.placement import PlacementGroupTable
 from sim.timings import Timings, ns
@@ -67,7 +67,6 @@ class ActorSystem:
         self._cost_ns = ns(timings.call_cost_s)
         self._spawn_ns = ns(timings.spawn_s)
         self._reserved: dict[str, Birth] = {}
-        self._methods: dict[type, dict[str, Method]] = {}
         self._specs: dict[str, dict[int, SpawnSpec]] = {}
         self._processes: dict[str, ActorProcess] = {}  # latest incarnation by name
         self._zombies: dict[tuple[str, int], ActorProcess] = {}  # alive, though a later incarnation has the name
@@ -128,13 +127,13 @@ class ActorSystem:
         event = self.world.record(
             caller,
             "call.sent",
-            current_cause(),
+            cause.get(),
             {"call": number, "target": name, "target_inc": incarnation, "method": method.name},
         )
         if event is None or not caller.alive:  # an injector may act at the emission, which precedes the effect
             return sent
         call.number = number
-        call.background = in_background()
+        call.background = background.get()
         call.sent_id = f"{caller.prefix}{event.n}"
         call.sent_lc = event.lc
         call.target = target
@@ -172,10 +171,7 @@ class ActorSystem:
         limits: Limits,
     ) -> ActorRef:
         """See ``protocol.ports.Backend.spawn``."""
-        methods = self._methods.get(cls)
-        if methods is None:
-            methods = self._methods[cls] = remote_methods(cls)
-        spec = SpawnSpec(cls, serialise((args, kwargs)), methods, limits, node, placement)
+        spec = SpawnSpec(cls, serialise((args, kwargs)), remote_methods(cls), limits, node, placement)
         return await self._launch(spawner, name, spec)
 
     async def restart(self, spawner: ActorProcess, ref: ActorRef) -> ActorRef:
@@ -243,7 +239,7 @@ class ActorSystem:
 
     def letter(self, sender: ActorProcess, method: str) -> Letter:
         """An envelope for control messages."""
-        return Letter(self.network.next_number(), method, in_background(), f"{sender.prefix}{sender.n}")
+        return Letter(self.network.next_number(), method, background.get(), f"{sender.prefix}{sender.n}")
 
     def _taken(self, name: str) -> bool:
         if self._being_born(name):

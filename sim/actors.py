@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 cause: contextvars.ContextVar[str | None] = contextvars.ContextVar("seatrial_cause", default=None)
 """Id of the event (the send) that the running task follows from. Tasks that a handler makes inherit it."""
-current_cause = cause.get
 
 
 _new_task: Any = SimTask.__new__
@@ -235,8 +234,7 @@ class ActorProcess(Process):
         try:
             packed = call.packed
             args, kwargs = packed if type(packed) is tuple else unpack(packed)  # as they are, most of the time
-            method = getattr(self.instance, call.method)
-            value = await (method(*args, **kwargs) if kwargs else method(*args))
+            value = await getattr(self.instance, call.method)(*args, **kwargs)
         except asyncio.CancelledError:
             self._finish(call, False, _cancelled(call))
         except SystemExit as error:

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from protocol.evidence import check_may_emit
 from protocol.ports import ActorHandle, Engines, Limits, Objects, Placement, Signal, Storage
 from sim.actor_system import ActorSystem
-from sim.actors import ActorProcess, current_cause
+from sim.actors import ActorProcess, cause
 from sim.calls import ActorRef
 from sim.loop import background
 from sim.placement import SimPlacementGroups
@@ -133,7 +133,7 @@ class SimBackend:
         if kind not in self._may_emit:
             check_may_emit(None if process.birth is None else process.birth.spec.cls, kind)
             self._may_emit.add(kind)
-        self.system.world.record(process, kind, current_cause(), fields)
+        self.system.world.record(process, kind, cause.get(), fields)
 
 
 def _own(handle: ActorHandle) -> ActorRef:

@@ -54,7 +54,7 @@ class Entry:
         return self.fn is None
 
 
-_UNCANCELLED = (tuple, Event)  # what stays in the queue until its time has come
+_new_entry = Entry.__new__
 NEVER_NS = 1 << 80
 """From this time on (38 million years) nothing happens any more: what is scheduled then is kept, and never due."""
 FEW_CANCELLED = 100
@@ -84,7 +84,7 @@ class Clock(simpy.Environment):
 
     def call_at(self, t_ns: int, fn: Callable[..., object], *args: Any, background: bool = False) -> Entry:
         """Run ``fn(*args)`` at ``t_ns`` (not before now), outside of any actor."""
-        entry = Entry()  # filled here, without an __init__: engines make one for every step
+        entry = _new_entry(Entry)  # filled here, without an __init__: engines make one for every step
         entry.clock = self
         entry.fn = fn
         entry.args = args
@@ -93,11 +93,17 @@ class Clock(simpy.Environment):
         return entry
 
     def call_after(self, delay_ns: int, fn: Callable[..., object], *args: Any, background: bool = False) -> Entry:
-        return self.call_at(self._now + delay_ns, fn, *args, background=background)
+        return self.post(delay_ns, fn, args, background)
 
-    def post(self, delay_ns: int, fn: Callable[..., object], args: tuple[Any, ...], background: bool) -> None:
-        """:meth:`call_after` for what nobody cancels, most of all messages: a plain tuple lies in the queue for it."""
-        _heappush(self._queue, (self._now + delay_ns, NORMAL, next(self._eid), (fn, args, background)))
+    def post(self, delay_ns: int, fn: Callable[..., object], args: tuple[Any, ...], background: bool) -> Entry:
+        """:meth:`call_after` for messages, whose arguments are packed already."""
+        entry = _new_entry(Entry)
+        entry.clock = self
+        entry.fn = fn
+        entry.args = args
+        entry.background = background
+        _heappush(self._queue, (self._now + delay_ns, NORMAL, next(self._eid), entry))
+        return entry
 
     def next_number(self) -> int:
         """A place in the order of equal times, to be used later by :meth:`call_in_place`."""
@@ -105,7 +111,7 @@ class Clock(simpy.Environment):
 
     def call_in_place(self, t_ns: int, number: int, fn: Callable[..., object], *, background: bool = False) -> Entry:
         """As :meth:`call_at`, ordered among equal times as if it had been asked for when ``number`` was taken."""
-        entry = Entry()
+        entry = _new_entry(Entry)
         entry.clock = self
         entry.fn = fn
         entry.args = ()
@@ -127,8 +133,8 @@ class Clock(simpy.Environment):
         """
         queue: list[Any] = self._queue
         if self.cancelled * 2 > len(queue):
-            queue[:] = [entry for entry in queue if isinstance(entry[3], _UNCANCELLED) or not entry[3].gone]
-            heapq.heapify(queue)  # in place, for the kernel holds a reference to the list
+            queue[:] = [entry for entry in queue if isinstance(entry[3], Event) or not entry[3].gone]  # in place:
+            heapq.heapify(queue)  # the kernel holds a reference to the list
             self.cancelled = 0
 
     def step(self) -> None:

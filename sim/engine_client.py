@@ -21,7 +21,7 @@ from protocol.messages import (
 from protocol.ports import EngineSpec, Placement
 from sim.engine_exchange import exchange
 from sim.http import Exchange
-from sim.loop import in_background
+from sim.loop import background
 
 if TYPE_CHECKING:
     from sim.engines import SharedEngines
@@ -93,7 +93,7 @@ class EngineClientPort:
             if server is None:
                 raise ConnectionRefused(f"{route}: nobody listens at {address.host}:{address.port}")
         network = self._shared.network
-        return Exchange(network, self._process, self._loop, address, server, route, body, in_background())
+        return Exchange(network, self._process, self._loop, address, server, route, body, background.get())
 
     async def _call(
         self, route: str, body: Any, size: int, connect_timeout_s: float | None, read_timeout_s: float | None

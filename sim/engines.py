@@ -22,7 +22,7 @@ from sim.copying import SMALL
 from sim.engine_process import EngineProcess
 from sim.engine_transfers import Group
 from sim.http import settle
-from sim.loop import in_background
+from sim.loop import background
 from sim.network import CONTROL, Letter, Network
 from sim.profiles import load_profile
 from sim.resources import Resources, fits, show, take, units
@@ -279,7 +279,7 @@ class SharedEngines:
             return action()
         network, system = self.network, self.world.os_of(node)
         answer: asyncio.Future[T] = loop.create_future()
-        letter = Letter(network.next_number(), what, in_background(), f"{asker.name}/{asker.incarnation}/{asker.n}")
+        letter = Letter(network.next_number(), what, background.get(), f"{asker.name}/{asker.incarnation}/{asker.n}")
 
         def arrives() -> None:
             if not self.cluster.alive(node):

@@ -151,16 +151,7 @@ class Kernel:
                     item = _heappop(queue)[3]
                     steps += 1
                     kind = type(item)
-                    if kind is tuple:  # of Clock.post
-                        fn, args, in_background = item
-                        if not in_background:
-                            self._last_progress = t_ns
-                        if self.current is not None:
-                            self.current = None
-                            _set_running(None)
-                        fn(*args)
-                        kernel_ran = True
-                    elif kind is SimHandle:
+                    if kind is SimHandle:
                         item._scheduled = False
                         if item._cancelled:
                             clock.cancelled -= 1
@@ -264,12 +255,8 @@ class Kernel:
                 continue
             if trace is not None:
                 trace(now, loop, handle)
-            args = handle._args
             try:
-                if args:
-                    _run_in(handle._context, handle._callback, *args)
-                else:  # a task's step, most of the time
-                    _run_in(handle._context, handle._callback)
+                _run_in(handle._context, handle._callback, *handle._args)
             except KeyboardInterrupt:
                 raise  # the person at the terminal's, not the component's
             except SystemExit as error:
@@ -314,7 +301,7 @@ class Kernel:
                 # Somebody who is no background work has set an alarm: however late it rings, it is waited for.
                 if not item._context.get(background, False) and not item._cancelled and not item._loop.dead:
                     return
-            elif quiet < self.stall_ns and not _is_idle(item):
+            elif quiet < self.stall_ns and not (type(item) is Entry and (item.fn is None or item.background)):
                 return
         raise SimulationStopped("deadlock", self.report("only periodic work is left"))
 
@@ -395,13 +382,6 @@ class Kernel:
             _close_quietly(generator.aclose().send, None)
         if not made:
             loop._kept = []
-
-
-def _is_idle(item: Any) -> bool:
-    """Whether what is scheduled outside of actors is background work, or nothing any more."""
-    if type(item) is tuple:
-        return bool(item[2])
-    return type(item) is Entry and (item.fn is None or item.background)
 
 
 def _close_quietly(close: Callable[..., object], *args: Any) -> None:

@@ -30,13 +30,11 @@ _heappush: Callable[[Any, Any], None] = heapq.heappush  # SimPy types times as f
 
 background: contextvars.ContextVar[bool] = contextvars.ContextVar("seatrial_background", default=False)
 """True inside periodic work and what it calls: no progress for the deadlock detector."""
-in_background = background.get
 
 
 _copy_context = contextvars.copy_context
-
-Arrival = tuple[Callable[..., object], tuple[Any, ...], bool]
-"""What ``ActorLoop.deliver`` was given: fn, args and whether it is plain."""
+_new_handle = SimHandle.__new__
+_PLAIN = object()
 
 
 class ActorLoop(RefusedLoop):
@@ -69,8 +67,8 @@ class ActorLoop(RefusedLoop):
         self._ready: deque[Any] = deque()
         self._io: list[Any] = []
         self._due: list[Any] = []
-        self._inbox: deque[tuple[int, Arrival]] = deque()  # arrivals that cost service time, not yet served
-        self._serving: Arrival | None = None
+        self._inbox: deque[tuple[int, SimHandle]] = deque()  # arrivals that cost service time, not yet served
+        self._serving: SimHandle | None = None
         self._ahead = 0  # since SIGCONT: 1, and 1 for each buffered arrival in the inbox, which expired timers wait for
         self._todo = 0  # handles of the current iteration not yet run (it was cut by occupy or freeze)
         self._queued = False  # is in the kernel's runnable list
@@ -101,12 +99,14 @@ class ActorLoop(RefusedLoop):
         return (t + self.origin_ns) / 1_000_000_000
 
     def _handle(self, callback: Any, args: Any, context: contextvars.Context | None) -> SimHandle:
-        handle: Any = SimHandle()
+        handle: Any = _new_handle(SimHandle)
         handle._context = _copy_context() if context is None else context
         handle._loop = self
         handle._callback = callback
         handle._args = args
         handle._cancelled = False
+        handle._repr = None
+        handle._source_traceback = None
         handle._when = None
         handle._scheduled = False  # in the clock's queue
         return handle
@@ -115,12 +115,14 @@ class ActorLoop(RefusedLoop):
         self, callback: Any, *args: Any, context: contextvars.Context | None = None
     ) -> asyncio.Handle:
         # _handle written out, as in call_later: these two run for everything that an actor does.
-        handle: Any = SimHandle()
+        handle: Any = _new_handle(SimHandle)
         handle._context = _copy_context() if context is None else context
         handle._loop = self
         handle._callback = callback
         handle._args = args
         handle._cancelled = False
+        handle._repr = None
+        handle._source_traceback = None
         handle._when = None
         handle._scheduled = False  # in the clock's queue
         if self._shut:
@@ -153,12 +155,14 @@ class ActorLoop(RefusedLoop):
         if self.drift_ppb:
             return self.call_at(self.time() + delay, callback, *args, context=context)
         t_ns = clock._now + ns
-        timer: Any = SimHandle()
+        timer: Any = _new_handle(SimHandle)
         timer._context = _copy_context() if context is None else context
         timer._loop = self
         timer._callback = callback
         timer._args = args
         timer._cancelled = False
+        timer._repr = None
+        timer._source_traceback = None
         timer._when = (t_ns + self.origin_ns) / 1_000_000_000
         timer._scheduled = True
         if self._shut:
@@ -238,38 +242,37 @@ class ActorLoop(RefusedLoop):
         """
         if self.dead:
             return
+        handle = self._handle(fn, args, self._context)
+        if plain:
+            handle._when = _PLAIN  # it is no timer, so the field is free
         if cost_ns and self.slow_percent != 100:
             cost_ns = cost_ns * self.slow_percent // 100
         if cost_ns or self._inbox:
             if self._kernel.current is not self and not (
                 self._queued or self._blocked or self._ready or self._io or self._due or self._todo
             ):
-                self._serve(cost_ns, (fn, args, plain))  # idle: an iteration would find just this
+                self._serve(cost_ns, handle)  # idle: an iteration would find just this
                 return
-            self._inbox.append((cost_ns, (fn, args, plain)))
+            self._inbox.append((cost_ns, handle))
         else:
-            self._io.append(self._handle(fn, args, self._context))
+            self._io.append(handle)
         if not self._queued and not self._blocked:
             self._queued = True
             self._kernel._runnable.append(self)
 
-    def _serve(self, cost_ns: int, arrival: Arrival) -> None:
+    def _serve(self, cost_ns: int, handle: SimHandle) -> None:
         """Begin with a message: its handler runs when its cost has been paid."""
+        self._serving = handle
         if cost_ns:
-            self._serving = arrival
             clock = self._clock
-            self._busy_until = clock._now + cost_ns
+            self._busy_until = until = clock._now + cost_ns
             self._blocked = True
             # Whether this is progress is told by the message served, not by its cost.
-            clock.post(cost_ns, self._free, (), True)
+            clock.call_at(until, self._free, background=True)
         else:
-            self._served(arrival)
+            self._io.append(handle)
+            self._serving = None
             self._wake()
-
-    def _served(self, arrival: Arrival) -> None:
-        """Its cost is paid: the next iteration runs it."""
-        fn, args, _ = arrival
-        self._io.append(self._handle(fn, args, self._context))
 
     def occupy(self, duration_ns: int) -> None:
         """Keep the actor's one thread busy for that long, starting now or when it is free."""
@@ -288,15 +291,14 @@ class ActorLoop(RefusedLoop):
         self._serving = None
         if self.frozen:
             if serving is not None:
-                self._served(serving)
+                self._io.append(serving)
             return
         self._blocked = False
         if serving is not None:
-            fn, args, plain = serving
-            if plain and not (self._ready or self._io or self._due or self._todo):
-                fn(*args)
+            if serving._when is _PLAIN and not (self._ready or self._io or self._due or self._todo):
+                serving._callback(*serving._args)
             else:
-                self._served(serving)
+                self._io.append(serving)
         self._wake()
 
     def _wake(self) -> None:
@@ -314,7 +316,7 @@ class ActorLoop(RefusedLoop):
         self._ahead = 1 + len(self._inbox)
         if not self.dead and self._clock._now >= self._busy_until:
             if self._serving is not None:
-                self._served(self._serving)
+                self._io.append(self._serving)
                 self._serving = None
             self._blocked = False
             self._wake()

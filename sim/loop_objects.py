@@ -46,15 +46,10 @@ class SimHandle(asyncio.TimerHandle):
     """A callback to be run by a loop, at once (``_when`` is None) or at a time.
 
     One class for both: the kernel reads these fields for every callback, and CPython caches a field's place only where
-    it meets one type. The fields are set by the loop's call_soon, call_later and call_at, and by no ``__init__``.
+    it meets one type. The fields are set by the loop's call_soon, call_later and call_at, without an ``__init__``.
     """
 
     __slots__ = ()
-    __init__: Any = object.__init__
-
-    # asyncio sets these two in debug mode alone.
-    _repr = None
-    _source_traceback = None
 
     # By identity, as asyncio.Handle; asyncio.TimerHandle compares times.
     __hash__ = asyncio.Handle.__hash__

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from protocol.errors import ObjectError, ObjectFreed, ObjectLost
 from protocol.messages import ObjectRef
-from sim.actors import current_cause
+from sim.actors import cause
 
 if TYPE_CHECKING:
     from sim.world import Process, World
@@ -103,7 +103,7 @@ class ObjectsPort:
         object_id = shared.world.new_id("object")
         value = _Value(bytes(data), size, process.id)
         value.holds[process.id, holder] = 1
-        shared.world.emit(process, "object.put", current_cause(), object=object_id, holder=holder, size=size)
+        shared.world.emit(process, "object.put", cause.get(), object=object_id, holder=holder, size=size)
         shared.values[object_id] = value
         return ObjectRef(object_id)
 
@@ -115,7 +115,7 @@ class ObjectsPort:
         found = shared.find(ref.object_id)  # what counts is the end of the read: a value may go in the middle
         ok = isinstance(found, _Value)
         error = "" if ok else type(found).__name__
-        shared.world.emit(self._process, "object.read", current_cause(), object=ref.object_id, ok=ok, error=error)
+        shared.world.emit(self._process, "object.read", cause.get(), object=ref.object_id, ok=ok, error=error)
         if isinstance(found, _Value):
             return found.data
         raise found
@@ -126,7 +126,7 @@ class ObjectsPort:
         found = shared.find(ref.object_id)
         error = "" if isinstance(found, _Value) else type(found).__name__
         told = {"object": ref.object_id, "holder": holder, "ok": not error, "error": error}
-        shared.world.record(self._process, "object.borrowed", current_cause(), told)
+        shared.world.record(self._process, "object.borrowed", cause.get(), told)
         if not isinstance(found, _Value):
             raise found
         if self._process.alive:
@@ -136,7 +136,7 @@ class ObjectsPort:
     def give_back(self, ref: ObjectRef, holder: str) -> None:
         if self._process.alive:
             self._shared.world.emit(
-                self._process, "object.given_back", current_cause(), object=ref.object_id, holder=holder
+                self._process, "object.given_back", cause.get(), object=ref.object_id, holder=holder
             )
             value = self._shared.values.get(ref.object_id)
             if value is not None:
@@ -145,5 +145,5 @@ class ObjectsPort:
     def free(self, refs: tuple[ObjectRef, ...]) -> None:
         for ref in refs:
             if self._process.alive:
-                self._shared.world.emit(self._process, "object.freed", current_cause(), object=ref.object_id)
+                self._shared.world.emit(self._process, "object.freed", cause.get(), object=ref.object_id)
                 self._shared.values.pop(ref.object_id, None)
