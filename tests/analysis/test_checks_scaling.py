@@ -425,10 +425,10 @@ def test_evidence_without_an_end_leaves_an_operation_open() -> None:
 def test_an_operation_that_is_under_way_where_a_run_breaks_off_is_undecided(reason: str, expected: str) -> None:
     h = Scaled()
     admitted = h.submitted("a")
-    last = h.status("a", "CREATING")
+    last = h.status("a", "HEALTH_CHECKING")
     row = h.end(reason).judged("operations_end")
     assert (row.result, row.witness) == (expected, (admitted.seq, last.seq))
-    assert "a was admitted and is CREATING where the evidence ends" in row.explain
+    assert "a was admitted and is HEALTH_CHECKING where the evidence ends" in row.explain
 
 
 def _asked_late(after_s: int, **fields: Any) -> Scaled:

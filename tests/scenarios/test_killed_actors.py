@@ -73,7 +73,14 @@ steps:
     target: gateway-chat-0
 limits: {{time_limit_s: 300, converge_within_s: 8, shadow_s: 5}}
 """
-CUT_OFF = "do: partition, target: {link: {from: node-0, to: node-1}}, for_s: 30"
+KILL = "do: sigkill\n    target: gateway-chat-0"
+CUT_OFF = "do: partition\n    target: {link: {from: node-0, to: node-1}}\n    for_s: 30"
+
+
+def instead(step: str) -> str:
+    """``GATEWAY`` with another fault."""
+    assert KILL in GATEWAY
+    return GATEWAY.replace(KILL, step)
 
 
 def run(text: str) -> tuple[Verdict, list[Event]]:
@@ -128,15 +135,14 @@ def test_a_gateway_that_is_dead_does_not_say_that_all_is_well() -> None:
 
 @pytest.mark.parametrize("killed", ["restart_empty", "recovery"])
 def test_who_is_back_answers_and_a_dead_recovery_is_not_at_work(killed: str) -> None:
-    recovery = "sigkill, target: recovery-chat-0, must_hit: {processes: {at_least: 1}}"
-    step = {"restart_empty": "restart_empty, target: gateway-chat-0", "recovery": recovery}[killed]
-    verdict, events = run(GATEWAY.replace("sigkill, target: gateway-chat-0", step))
+    recovery = "do: sigkill\n    target: recovery-chat-0\n    must_hit: {processes: {at_least: 1}}"
+    step = {"restart_empty": "do: restart_empty\n    target: gateway-chat-0", "recovery": recovery}[killed]
+    verdict, events = run(instead(step))
     assert not of(events, "run.unheard")
     assert next(row.result for row in verdict.checks if row.name == "run_finished") == "pass"
 
 
 def test_a_gateway_that_went_with_its_node_is_unheard() -> None:
-    text = GATEWAY.replace("nodes: 1", "nodes: 2").replace("do: sigkill, target: gateway-chat-0", CUT_OFF)
-    verdict, events = run(text)
+    verdict, events = run(instead(CUT_OFF).replace("nodes: 1", "nodes: 2"))
     assert "gateway-chat-1" in [e.data["who"] for e in of(events, "run.unheard")]
     assert (verdict.result, [row.name for row in verdict.failed()]) == ("inconclusive", ["run_finished"])
