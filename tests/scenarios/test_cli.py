@@ -6,6 +6,7 @@ import json
 import os
 import pathlib
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -32,12 +33,15 @@ def test_list_show_and_validate(command: Command, small_file: pathlib.Path) -> N
     assert "AzureLLMInferenceTrace_code.csv: 8819 requests over 137.4 s" in passed
 
 
-def test_smoke_takes_under_a_second_of_running(command: Command) -> None:
+def test_smoke_takes_about_a_second_of_a_processor(command: Command) -> None:
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
     done = command("run", "smoke", "--backend", "sim", "--json")
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert done.returncode == 0, done.stdout + done.stderr
     told = json.loads(done.stdout)
-    assert told["result"] == "pass" and told["wall_s"] < 5  # a second alone; the machine may be busy
-    assert told["run_directory"] == "runs/smoke-sim-1"
+    assert told["result"] == "pass" and told["run_directory"] == "runs/smoke-sim-1"
+    # A second alone, and as long again for imports; clocks would tell of what else the machine does.
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 5
 
 
 def test_run_writes_a_numbered_folder_and_plain_lines(command: Command, small_file: pathlib.Path) -> None:
