@@ -19,6 +19,8 @@ from protocol.ports import ActorHandle, EngineClient, backend
 from protocol.serving.peer import PEER_LOST, Peer
 
 UPDATE_WEIGHTS = "/update_weights_from_disk"
+FLUSH = "/flush_cache"
+"""Empties an engine's prefix cache; refused while it has anything to do."""
 
 
 @message
@@ -185,7 +187,7 @@ class AdminClient:
 
         Raises ActorDied when the gateway is not there to name the replicas; an operation's failure is in its result.
         """
-        return await self._everywhere(await self._roster(), "/flush_cache", {})
+        return await self._everywhere(await self._roster(), FLUSH, {})
 
     async def pause_round(self) -> tuple[AdminResult, ...]:
         """Pause every replica, hold, and continue the same ones. Returns the results of both, in that order.

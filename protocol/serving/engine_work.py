@@ -7,9 +7,7 @@ from collections.abc import Iterator
 from protocol.errors import BarrierError, HttpError, Outcome
 from protocol.ports import EngineClient
 from protocol.prometheus import as_float, families
-from protocol.serving.admin import post_once
-
-FLUSH = "/flush_cache"
+from protocol.serving.admin import FLUSH, post_once
 
 # Nothing in these: the engine says that it has nothing to do. The gauges of a stuck scheduler are old ones; the count
 # of open HTTP requests is the server's own, but leaves out streams, and has the requests of whoever asks (GET) in it.
@@ -49,11 +47,11 @@ async def found_idle(client: EngineClient, limit_s: float) -> bool:
         totals = figures(page, AT_WORK) if status == 200 else {}
     except ValueError:
         totals = {}
+    if says_idle(totals):
+        return True
     if any(total > 0 for total in totals.values()):
         return False
     missing = [name for name in AT_WORK if totals.get(name) != 0]  # NaN is no evidence either
-    if not missing:
-        return True
     ready, _ = await client.get("/ready", connect_timeout_s=limit_s, read_timeout_s=limit_s)
     if ready != 200:
         raise _mute(client, missing, f"GET /ready answers {ready}: a flush would not tell what a pause holds back")

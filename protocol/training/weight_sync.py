@@ -20,11 +20,10 @@ from protocol.config import AdminConfig, WeightSyncConfig
 from protocol.errors import BarrierError, HttpError, NoSuchActor, Outcome, SeatrialError
 from protocol.messages import EngineAddress
 from protocol.ports import ActorHandle, backend
-from protocol.serving.admin import post_admin
+from protocol.serving.admin import FLUSH, post_admin
 from protocol.serving.peer import Peer
 from protocol.training.transports import Binding, Failure, Target
 
-FLUSH = "/flush_cache"
 RELEASE = "/release_memory_occupation"
 RESUME = "/resume_memory_occupation"
 _GRACE_S = 5.0
