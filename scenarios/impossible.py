@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from typing import Any, Final, Literal
 
-import yaml
-
 from analysis.errors import BadInput
 from scenarios.load import Scenario
 from scenarios.schema import ScenarioModel
@@ -58,10 +56,9 @@ def check_sizes(scenario: Scenario, service: str, engine: str, context_tokens: i
         context_tokens: the longest prompt and output together.
     """
     loads = scenario.model.workload
-    several = isinstance(yaml.safe_load(scenario.text)["workload"], list)
     kinds = [
-        ((*(("workload", number) if several else ("workload",)), *key), _least(prompt) + _least(output))
-        for number, load in enumerate(loads)
+        ((*path, *key), _least(prompt) + _least(output))
+        for path, load in zip(scenario.workload_paths, loads, strict=True)
         for key, prompt, output in _sizes(load, service)
     ]
     if any(load.trace is not None and load.service == service for load in loads):

@@ -37,6 +37,8 @@ class Scenario:
     folder: pathlib.Path
     place: Callable[[Sequence[str | int]], str] = dataclasses.field(compare=False, repr=False)
     """``file:line: key`` of a path of keys: how an error begins."""
+    workload_paths: tuple[Path, ...]
+    """Where each of ``model.workload`` stands in the text, which may have one without a list."""
 
     @property
     def name(self) -> str:
@@ -125,7 +127,8 @@ def parse(
         model = ScenarioModel.model_validate(tree.data)
     except ValidationError as error:
         raise BadInput(_explain(error, places)) from error
-    scenario = Scenario(_engines_from(folder, model), text, source, folder, places.name)
+    paths = tuple(path for path, _ in _workloads(tree.data))
+    scenario = Scenario(_engines_from(folder, model), text, source, folder, places.name, paths)
     check(scenario.model, scenario.trace_path, places)
     return scenario
 
@@ -200,11 +203,20 @@ def _set(data: dict[str, Any], change: str) -> tuple[str | int, ...]:
     return tuple(path)
 
 
+def _workloads(data: dict[str, Any]) -> Iterator[tuple[Path, Any]]:
+    """Path and what stands there of each workload: a list of them, or one."""
+    found = data.get("workload")
+    if isinstance(found, list):
+        for number, workload in enumerate(found):
+            yield ("workload", number), workload
+    else:
+        yield ("workload",), found
+
+
 def _traces_from(here: pathlib.Path, data: dict[str, Any], changed: Sequence[str | int]) -> None:
     """Make the traces in what was changed paths from ``here``, but for names of shipped ones that are not there."""
-    workloads = data.get("workload")
-    for number, workload in enumerate(workloads if isinstance(workloads, list) else [workloads]):
-        where = ("workload", *([number] if isinstance(workloads, list) else []), "trace", "file")
+    for path, workload in _workloads(data):
+        where = (*path, "trace", "file")
         trace = workload.get("trace") if isinstance(workload, dict) else None
         file = trace.get("file") if isinstance(trace, dict) else None
         if isinstance(trace, dict) and isinstance(file, str) and tuple(changed) == where[: len(changed)]:
