@@ -70,7 +70,9 @@ def markdown(outcomes: Sequence[dict[str, Any]], canaries: Sequence[dict[str, An
         "",
         "The tests are those of the interpreter's own `test` package. *On our loop*: callbacks of the simulated loop",
         "ran during the test; those in which none ran (argument checks, `repr`) are not counted as passed. *Deviated*:",
-        "fails, for a reason of the design that is listed below. The canary turns the ready queue around.",
+        "fails, for a reason of the design that is listed below, whether callbacks ran or not (threads are refused",
+        "before). So *collected* is *skipped*, *not on loop*, *passed*, *deviated* and *unexplained* together. The",
+        "canary turns the ready queue around.",
     ]
     for outcome, canary in zip(outcomes, canaries, strict=True):
         lines += ["", f"## CPython {outcome['python']}", "", table(outcome), ""]
