@@ -189,19 +189,14 @@ class OtherProcess(Way):
             "options": self.options,
             "spool": spool,
         }
-        root = str(pathlib.Path(__file__).resolve().parent.parent)
-        paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
-        environment = {**os.environ, "PYTHONHASHSEED": OTHER_HASH_SEED, "PYTHONPATH": os.pathsep.join(paths)}
         with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as said:
             try:
                 child = subprocess.Popen(
-                    [self._python, "-m", "scenarios.replay"], env=environment, text=True,
+                    [self._python, "-m", "scenarios.replay"], env=_environment(), text=True,
                     stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=said,
                 )  # fmt: skip
             except OSError as error:
-                raise BadInput(
-                    f"{self._python}: cannot be started ({error.strerror}); name a Python interpreter"
-                ) from error
+                raise _not_started(self._python, error) from error
             out = ""
             # On the way out its stdin is closed, which ends it. A broken pipe, at the write or at the closing with what
             # could not be written: it has ended already, and said why.
@@ -219,6 +214,35 @@ class OtherProcess(Way):
             done = json.loads(line)
             checkpoints = tuple((events, digest) for events, digest in done["checkpoints"])
             yield Replay(**{**done, "checkpoints": checkpoints})
+
+
+def _environment() -> dict[str, str]:
+    """Of a replay in a process of its own."""
+    root = str(pathlib.Path(__file__).resolve().parent.parent)
+    paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {**os.environ, "PYTHONHASHSEED": OTHER_HASH_SEED, "PYTHONPATH": os.pathsep.join(paths)}
+
+
+def _not_started(python: str, error: OSError) -> BadInput:
+    return BadInput(f"{python}: cannot be started ({error.strerror}); name a Python interpreter")
+
+
+def check_interpreter(python: str) -> None:
+    """Have an interpreter import what a replay needs: better now than after the proof of a hundred seeds.
+
+    Raises:
+        BadInput: it cannot be started, has not got what is needed, or is no Python.
+    """
+    try:
+        done = subprocess.run(
+            [python, "-c", "import scenarios.replay; print('ready')"], env=_environment(), stdin=subprocess.DEVNULL,
+            capture_output=True, text=True, errors="replace", check=False,
+        )  # fmt: skip
+    except OSError as error:
+        raise _not_started(python, error) from error
+    if done.returncode or done.stdout.strip() != "ready":
+        last = done.stderr.strip().splitlines()[-1:] or ["it is no Python interpreter"]
+        raise BadInput(f"{python}: cannot replay: {last[0]}")
 
 
 def ways_of(scenario: Scenario, pythons: Sequence[str]) -> list[Way]:
@@ -254,6 +278,8 @@ def prove_scenario(
     Raises:
         BadInput: an interpreter cannot run the replay.
     """
+    for python in pythons:
+        check_interpreter(python)
     seeds = list(range(first, first + count))
     proof = Proof(scenario.name, seeds, {}, [], 0)
     references: dict[str, dict[int, Replay]] = {}

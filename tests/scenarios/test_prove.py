@@ -174,6 +174,22 @@ def test_first_difference(tmp_path: pathlib.Path) -> None:
     assert compare(b"{1}\n", b"") == ("first different event after event 0", "{1}", "(the run has ended)")
 
 
+def test_an_interpreter_is_tried_before_anything_is_replayed(small: Make, tmp_path: pathlib.Path) -> None:
+    """It comes last in the proof, and a proof of many seeds takes hours."""
+    lacking = tmp_path / "lacking"
+    lacking.write_text("#!/bin/sh\necho ModuleNotFoundError: no simpy >&2\nexit 1\n")
+    lacking.chmod(0o755)
+    for python, says in (
+        (str(tmp_path / "nopython"), "nopython: cannot be started"),
+        (str(lacking), "lacking: cannot replay: ModuleNotFoundError: no simpy"),
+        ("/bin/true", "/bin/true: cannot replay: it is no Python interpreter"),
+    ):
+        noted: list[str] = []
+        with pytest.raises(BadInput, match=says):
+            prove_scenario(small(), 5, 1, [sys.executable, python], noted.append)
+        assert noted == []
+
+
 def test_an_interpreter_that_is_none_or_lacks_the_package_is_named(small: Make, tmp_path: pathlib.Path) -> None:
     with pytest.raises(BadInput, match="nopython: cannot be started"):
         list(OtherProcess(small(), "x", str(tmp_path / "nopython")).replays([5]))
