@@ -14,7 +14,7 @@ from rich.live import Live
 from analysis.errors import BadInput
 from scenarios.console import Number
 from scenarios.monitor.board import Board, render, svg_of, text_of
-from scenarios.monitor.run_source import Follower, Watched, chosen, info_of, services_of
+from scenarios.monitor.run_source import Follower, Watched, all_services_of, chosen, info_of, services_of
 
 _FRAMES_PER_S = 10.0
 
@@ -104,7 +104,7 @@ def _of_run(
 ) -> Iterator[Board]:
     info = info_of(path)
     told = services_of(info)
-    name = chosen(list(told), service, f"{path} ({info.scenario})")
+    name = chosen(list(told), service, f"{path} ({info.scenario})", all_services_of(info))
     watched = Watched(name, f"{info.scenario}, {info.backend}, seed {info.seed}", told.get(name))
     follower = Follower(path)
     if follower.finished:

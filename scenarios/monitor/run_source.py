@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import pathlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import yaml
@@ -310,16 +310,36 @@ def _told(service: str, given: Any) -> AutoscalerConfig | None:
         return None
 
 
-def chosen(names: list[str], asked: str | None, where: str) -> str:
-    """The service that is shown. Raises BadInput: there are several and none was named, or there is none."""
+def all_services_of(info: RunInfo) -> list[str]:
+    """The services of a run, scaled or not; none where its scenario is none of ours."""
+    try:
+        return [str(name) for name in yaml.safe_load(info.scenario_text)["topology"]["services"]]
+    except (yaml.YAMLError, KeyError, TypeError):
+        return []
+
+
+def chosen(names: list[str], asked: str | None, where: str, others: Sequence[str] = ()) -> str:
+    """The service that is shown.
+
+    Args:
+        names: the scaled services.
+        asked: what ``--service`` says.
+        where: the source, for messages.
+        others: what to show where nothing is scaled, on request.
+
+    Raises:
+        BadInput: there are several and none was named, there is none, or there is none of that name.
+    """
     if asked is not None:
-        if names and asked not in names:
-            raise BadInput(f"--service {asked}: {where} has {', '.join(names)}")
+        known = names or others
+        if known and asked not in known:
+            raise BadInput(f"--service {asked}: {where} has {', '.join(known)}")
         return asked
     if len(names) == 1:
         return names[0]
     if not names:
-        raise BadInput(f"{where}: has no scaled service; give one with --service")
+        shown = f"; what it has is {', '.join(others)}" if others else ""
+        raise BadInput(f"{where}: has no scaled service; give one with --service{shown}")
     raise BadInput(f"{where}: has {', '.join(names)}; name one of them with --service")
 
 

@@ -377,6 +377,18 @@ def test_the_history_has_ten_rows_and_each_operation_once() -> None:
     assert found[0].status == "CREATING"
 
 
+def test_a_run_without_a_scaled_service(tmp_path: pathlib.Path) -> None:
+    """Nothing of it is shown unasked; one of its services is on request, and one that it does not have is refused."""
+    run = tmp_path / "run"
+    _ran("minimal", run)
+    asked = monitor(run, "--once")
+    assert re.search(r"has no scaled service; give one with --service; what it has is \w+$", str(asked.exception))
+    name = str(asked.exception).rpartition(" ")[2]
+    assert monitor(run, "--once", "--service", name).exit_code == 0
+    refused = monitor(run, "--once", "--service", "nobody")
+    assert re.search(rf"--service nobody: .* has {name}$", str(refused.exception))
+
+
 def test_a_scenario_that_is_not_ours_tells_nothing(cycle: pathlib.Path) -> None:
     from analysis.rundir import RunDir
 
