@@ -225,7 +225,7 @@ def run_calibrate(data: Path | None, out: Path | None) -> int:
         0, or 2 when the input is missing or unusable (nothing is written then).
     """
     if data is None or not data.is_dir():
-        what = "no --data given" if data is None else f"{data}: no such folder"
+        what = "neither run directories nor --data given" if data is None else f"{data}: no such folder"
         print(f"calibrate: {what}. {WHERE_TO_GET}", file=sys.stderr)
         return 2
     try:

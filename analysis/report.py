@@ -77,8 +77,7 @@ def _head(info: RunInfo, verdict: Verdict, timeline: Timeline) -> Iterable[str]:
     yield (
         f"<p>{timeline.requests:,} requests sent, {answered:,} answered, {timeline.failed:,} failed in "
         f"{timeline.end_ns / 1e9:,.3f} s; {timeline.events:,} events. "
-        f"<span class='soft'>Backend {info.backend}, seed {info.seed}, {escape(versions)}, "
-        f"Python {escape(info.machine.get('python', '?'))}.</span></p>"
+        f"<span class='soft'>Backend {info.backend}, seed {info.seed}, {escape(versions)}.</span></p>"
     )
     if info.repeat:
         yield f"<p class='soft'>Repeat: <code>{escape(info.repeat)}</code></p>"

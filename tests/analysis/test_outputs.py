@@ -373,4 +373,4 @@ def test_schema_command(tmp_path: pathlib.Path) -> None:
 
 def test_calibrate_command_says_where_the_data_is() -> None:
     result = cli("calibrate")
-    assert result.exit_code == 2 and "--data" in result.stderr
+    assert result.exit_code == 2 and "neither run directories nor --data given" in result.stderr
