@@ -20,7 +20,7 @@ from tests.docs.fault_ways import WAYS
 _TARGETS = {
     "process": "process", "link": "link", "node": "node", "storage": "path (or none: every file)", "placement": "none"
 }  # fmt: skip
-_ENDS = {"reverted": "after `for_s`", "recovered": "when recovery has replaced the process"}
+_ENDS = {"reverted": "after `for_s`", "recovered": "at once; its supervisor replaces the process later"}
 _MEETS = {
     "in_flight": "requests in flight at the process when it begins",
     "processes": "processes on the node when it begins; of a process, itself: it is alive, busy or not",
