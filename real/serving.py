@@ -79,7 +79,8 @@ def run_command(
         return asyncio.run(until_signalled())
     except pydantic.ValidationError as error:
         for problem in error.errors(include_url=False, include_input=False):
-            print(f"error: {'.'.join(map(str, problem['loc']))} {problem['msg']}".replace("  ", " "), file=sys.stderr)
+            said = problem["msg"].removeprefix("Value error, ")
+            print(f"error: {'.'.join(map(str, problem['loc']))} {said}".replace("  ", " "), file=sys.stderr)
         return 2
     except told as error:
         print(f"error: {error}", file=sys.stderr)

@@ -30,10 +30,10 @@ def test_it_needs_no_ray() -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ([*ENGINE, "--host", "0.0.0.0"], "reachable from other machines and needs a token"),
         ([*ENGINE, "--token-file", "/nowhere/token"], "--token-file /nowhere/token: No such file or directory"),
         ([*ENGINE, "--token-file", "/dev/null"], "--token-file /dev/null: is empty"),
         ([*ENGINE, "--port", "70000"], "port Input should be less than or equal to 65535"),
+        ([*ENGINE, "--host", "0.0.0.0"], "error: host '0.0.0.0' is reachable from other machines and needs a token"),
         ([*ENGINE, "--attempts", "0"], "attempts Input should be greater than or equal to 1"),
         ([*ENGINE, *ENGINE], "--engine: the same address twice"),
         (["--engine", "127.0.0.1:9"], "give it as http://HOST:PORT"),
