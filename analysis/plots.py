@@ -75,8 +75,9 @@ def continuity(directory: RunDir) -> Figure:
     failed = [row["done_s"] for row in requests if row["outcome"] != "done"]
     axes[0].plot(failed, [-1] * len(failed), "rx", label="failed")
     axes[0].set_yticks(range(-1, len(replicas)), ["no answer", *replicas])
-    if spans or failed:
-        axes[0].legend(loc="upper right", fontsize="small")
+    axes[0].set_ylim(-1.5, len(replicas) - 0.5)
+    if spans or failed:  # beside the dots, not over them
+        axes[0].legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize="small", frameon=False)
     answered = sorted(row["done_s"] for row in requests if row["outcome"] == "done")
     gaps = [later - earlier for earlier, later in zip(answered, answered[1:], strict=False)]
     axes[1].plot(answered[1:], gaps, ".", markersize=3)

@@ -355,6 +355,24 @@ def test_plots_shade_the_faults(passing: RunDir) -> None:
     assert longest_gap_s(passing) == pytest.approx(0.017)
 
 
+def test_the_legend_of_continuity_hides_no_answer(passing: RunDir) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    from analysis.plots import continuity
+
+    figure = continuity(passing)
+    figure.canvas.draw()
+    answers = figure.axes[0]
+    legend = answers.get_legend()
+    assert legend is not None and not answers.get_window_extent().overlaps(legend.get_window_extent())
+    low, high = answers.get_ylim()
+    assert low < -1 and high > max(answers.get_yticks())  # nor is one cut by the frame
+    plt.close(figure)
+
+
 # --- schema
 def test_the_schema_page_is_current_and_complete() -> None:
     page = schema_page()
