@@ -113,6 +113,9 @@ def parse_criterion(entry: Any) -> tuple[str, Parameters]:
         key = ".".join(str(part) for part in first["loc"])
         if first["type"] == "missing":
             said = "is missing; add it"
+        elif first["type"] in ("model_type", "dict_type") and not key:
+            known = ", ".join(model.model_fields) or "none"
+            said = f"its parameters are a mapping of keys, not {raw!r:.80}; known: {known}"
         else:
             said = str(first["msg"]).removeprefix("Value error, ").replace("Input should be", "must be")
             if isinstance(given := first["input"], str | int | float):

@@ -108,6 +108,8 @@ def test_an_invariant_asked_for_must_have_judged() -> None:
         ({"fast": {}}, "'fast' is unknown; known are"),
         ({"answered_fractions": {}}, "'answered_fractions' is unknown; did you mean 'answered_fraction'? known are"),
         ({"answered_fraction": {}}, "'answered_fraction', key 'at_least': is missing; add it"),
+        ({"answered_fraction": 0.9}, "its parameters are a mapping of keys, not 0.9; known: at_least"),
+        ({"nothing_lost": [1]}, "its parameters are a mapping of keys, not [1]; known: none"),
         ({"answered_fraction": {"at_least": 2}}, "key 'at_least': must be less than or equal to 1 (given: 2)"),
         (
             {"answered_fraction": {"at_least": "x"}},
