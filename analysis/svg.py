@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from html import escape
 from typing import NamedTuple
@@ -37,6 +38,13 @@ def number(value: float) -> str:
     return f"{value:.3g}"
 
 
+def ticks(end: float, most: int) -> list[float]:
+    """Round figures from 0 up to ``end``: multiples of 1, 2 or 5 times a power of ten, in ``most`` steps or fewer."""
+    power = 10.0 ** math.floor(math.log10(end / most))
+    step = next(step for step in (power, 2 * power, 5 * power, 10 * power, 20 * power) if end / step <= most)
+    return [number * step for number in range(math.floor(end / step * (1 + 1e-9)) + 1)]
+
+
 class Plot:
     """The frame of one chart: scales, axes, fault shading."""
 
@@ -63,9 +71,8 @@ class Plot:
     def time_axis(self) -> None:
         base = self.height - BOTTOM
         self.parts.append(f'<line class="axis" x1="{LEFT}" y1="{base}" x2="{WIDTH - RIGHT}" y2="{base}"/>')
-        for step in range(9):
-            t_s = self.end_s * step / 8
-            anchor = "start" if step == 0 else "end" if step == 8 else "middle"
+        for t_s in ticks(self.end_s, 10):
+            anchor = "start" if t_s == 0 else "end" if self.x(t_s) > WIDTH - RIGHT - 20 else "middle"
             self.parts.append(
                 f'<text x="{self.x(t_s):.1f}" y="{self.height - 6}" text-anchor="{anchor}">{number(t_s)} s</text>'
             )
@@ -83,10 +90,10 @@ def lines(label: str, times_s: Sequence[float], series: Sequence[Series], bands:
     plot = Plot(190, end_s)
     plot.shade(bands)
     top = max((value for one in series for value in one.values if value is not None), default=0.0) or 1.0
-    for step in range(5):
-        y = plot.y(step / 4)
+    for value in ticks(top, 5):
+        y = plot.y(value / top)
         plot.parts.append(f'<line class="grid" x1="{LEFT}" y1="{y:.1f}" x2="{WIDTH - RIGHT}" y2="{y:.1f}"/>')
-        plot.parts.append(f'<text x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{number(top * step / 4)}</text>')
+        plot.parts.append(f'<text x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{number(value)}</text>')
     for index, one in enumerate(series):
         colour = one.colour or COLOURS[index % len(COLOURS)]
         for path in _paths(plot, times_s, one.values, top):

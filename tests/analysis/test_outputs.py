@@ -373,6 +373,19 @@ def test_the_legend_of_continuity_hides_no_answer(passing: RunDir) -> None:
     plt.close(figure)
 
 
+def test_axes_have_round_figures() -> None:
+    from analysis.svg import ticks
+
+    assert ticks(194.4, 10) == [20.0 * number for number in range(10)]
+    assert ticks(23.253, 10) == [0, 5, 10, 15, 20]
+    assert ticks(807, 5) == [0, 200, 400, 600, 800]
+    assert ticks(1.0, 5) == pytest.approx([0, 0.2, 0.4, 0.6, 0.8, 1])
+    for end in (1e-9, 3e-4, 0.3, 1.0, 9.99999, 10.0, 1000.0, 607.2, 1e7, 1e23):
+        for most in (5, 10):
+            found = ticks(end, most)
+            assert found[0] == 0 and 3 <= len(found) <= most + 1 and found[-1] <= end * (1 + 1e-9)
+
+
 # --- schema
 def test_the_schema_page_is_current_and_complete() -> None:
     page = schema_page()
