@@ -62,6 +62,11 @@ class SeatrialError(Exception):
         return (_rebuild, (type(self), state, tuple(getattr(self, "__notes__", ()))))
 
 
+def bare(error: BaseException) -> str:
+    """What an error says without its outcome, for the message of another one, which has its own."""
+    return error.message if isinstance(error, SeatrialError) else str(error)
+
+
 def _rebuild(cls: type[SeatrialError], state: tuple[Any, ...], notes: tuple[str, ...]) -> SeatrialError:
     message, outcome, attached, fields = state
     error = cls.__new__(cls)

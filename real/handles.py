@@ -82,12 +82,13 @@ class RealHandle:
 
     def __getattr__(self, method: str) -> Callable[..., Any]:
         # Underscored names first: while unpickling, the slots that the test below reads are still empty.
-        if not method.startswith("_"):
-            if method in self._calls:
-                return functools.partial(self._caller.send, self, method)
-            if method in self._streams:
-                return functools.partial(self._caller.send_stream, self, method)
-        raise AttributeError(f"{method!r} is no remote method (public `async def`) of actor {object.__repr__(self)}")
+        if method.startswith("_"):
+            raise AttributeError(f"{method!r} is no remote method (public `async def`)")
+        if method in self._calls:
+            return functools.partial(self._caller.send, self, method)
+        if method in self._streams:
+            return functools.partial(self._caller.send_stream, self, method)
+        raise AttributeError(f"{method!r} is no remote method (public `async def`) of {self.name}/{self.incarnation}")
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, RealHandle):

@@ -12,7 +12,7 @@ from ray import cloudpickle
 from ray.exceptions import RayActorError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
-from protocol.errors import NameTaken, Outcome, PlacementError, SpawnFailed, portable
+from protocol.errors import NameTaken, Outcome, PlacementError, SpawnFailed, bare, portable
 from protocol.ports import Placement
 from real.caller import Caller, died
 from real.evidence import ProcessLog
@@ -77,7 +77,9 @@ class Spawner:
         self._log.merge(answer.lc)
         if answer.what == "error":
             await self._discard(handle)
-            raise SpawnFailed(f"actor {name!r} ({spec.cls}) did not start: {answer.value}", attached=(answer.value,))
+            raise SpawnFailed(
+                f"actor {name!r} ({spec.cls}) did not start: {bare(answer.value)}", attached=(answer.value,)
+            )
         return handle
 
     def _create(self, handle: RealHandle, identity: ProcessIdentity, strategy: Any) -> Any:

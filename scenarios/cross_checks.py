@@ -63,7 +63,10 @@ def load_class(target: str, place: str) -> type:
     try:
         module = importlib.import_module(module_name)
     except ImportError as error:
-        raise BadInput(f"{place}: cannot import {module_name!r} ({error}); install it or set PYTHONPATH") from error
+        raise BadInput(
+            f"{place}: cannot import {module_name!r} ({error}); run 'python -m scenarios' in its folder, install it or "
+            "set PYTHONPATH"
+        ) from error
     except (Exception, SystemExit) as error:  # it is the user's: its import may do anything
         what = f"{type(error).__name__}: {error}"
         raise BadInput(f"{place}: importing {module_name!r} failed ({what}); correct the module") from error

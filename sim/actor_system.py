@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from protocol.errors import ActorDied, NameTaken, NoSuchActor, Outcome, PlacementError, SeatrialError, SpawnFailed
+from protocol.errors import ActorDied, NameTaken, NoSuchActor, Outcome, PlacementError, SeatrialError, SpawnFailed, bare
 from protocol.ports import Engines, Limits, Objects, Placement, Signal, Storage
 from sim.actors import ActorProcess, cause
 from sim.births import Birth, SpawnSpec
@@ -316,7 +316,7 @@ class ActorSystem:
     def stillborn(self, process: ActorProcess, error: BaseException) -> None:
         """The constructor or ``start()`` raised."""
         if process.birth is not None:
-            failed = SpawnFailed(f"{_what(process)} did not start: {error}", attached=(error,))
+            failed = SpawnFailed(f"{_what(process)} did not start: {bare(error)}", attached=(error,))
             self._answer_birth(process.birth, None, failed, process)
 
     def _answer_birth(

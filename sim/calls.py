@@ -101,9 +101,13 @@ class ActorRef:
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         # Underscored names first: while unpickling, `_methods` itself is looked up here.
-        method = None if name.startswith("_") else self._methods.get(name)
+        if name.startswith("_"):
+            raise AttributeError(f"{name!r} is no remote method (public `async def`)")
+        method = self._methods.get(name)
         if method is None:
-            raise AttributeError(f"{name!r} is no remote method (public `async def`) of actor {object.__repr__(self)}")
+            raise AttributeError(
+                f"{name!r} is no remote method (public `async def`) of {self._name}/{self._incarnation}"
+            )
         if type(self) is not ActorRef:
             return Sender(self, method)
         # Found directly from the second time on. The sender holds a twin, for a cycle would outlive its last use.

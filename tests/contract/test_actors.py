@@ -820,9 +820,10 @@ def test_what_is_no_exception_fails_a_start_all_the_same(world: Arm) -> None:
     async def body(backend: Backend) -> None:
         for kind in ("BaseException", "BaseExceptionGroup", "CancelledError"):
             for in_constructor in (False, True):
-                with pytest.raises(SpawnFailed, match=f"StartsBadly.* did not start: .*{kind}"):
+                with pytest.raises(SpawnFailed, match=f"StartsBadly.* did not start: .*{kind}") as caught:
                     async with asyncio.timeout(20):
                         await backend.spawn(StartsBadly, kind, in_constructor=in_constructor, name="bad")
+                assert str(caught.value).count("[outcome") == 1
         await backend.spawn(Raiser, name="bad")
 
     world.run(body)
@@ -869,8 +870,9 @@ def test_what_is_no_remote_method_raises_attribute_error_at_the_handle(world: Ar
         surface = await backend.spawn(Surface, name="surface")
         relay = await backend.spawn(Relay, surface, name="relay")
         for handle in (surface, surface.ordered(), await backend.lookup("surface"), await relay.aimed_at()):
-            with pytest.raises(AttributeError, match=member):
+            with pytest.raises(AttributeError, match=member) as caught:
                 getattr(handle, member)
+            assert member.startswith("_") or str(caught.value).endswith(f" of surface/{surface.incarnation}")
         assert await relay.look_up("surface", member) == "AttributeError"
         assert await surface.remote() == "remote"
 
