@@ -26,7 +26,7 @@ def main(arguments: list[str] | None = None) -> int:
 
             print(tiny_model.write(options.folder, options.version, options.shards))
     except ModuleNotFoundError as error:
-        print(f"error: {error.name} is missing: pip install 'seatrial[real]'", file=sys.stderr)
+        print(f"error: {error.name} is not installed; pip install -e '.[real]'", file=sys.stderr)
         return 2
     except (environment.EnvironmentFailed, ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)

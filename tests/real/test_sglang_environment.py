@@ -147,6 +147,17 @@ def home(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Pat
     return tmp_path / "home"
 
 
+def test_the_tiny_model_without_the_real_install_names_what_installs_it(tmp_path: pathlib.Path) -> None:
+    """This project is on no index: a name to give to pip there would be somebody else's."""
+    code = (
+        "import sys; sys.modules['safetensors'] = None\n"
+        "from real.engines.__main__ import main; sys.exit(main(['tiny-model', sys.argv[1]]))"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "model")], capture_output=True, text=True)
+    assert done.returncode == 2 and done.stderr.startswith("error: safetensors")
+    assert done.stderr.endswith("is not installed; pip install -e '.[real]'\n")
+
+
 def test_nothing_installed_says_what_to_do(home: pathlib.Path) -> None:
     with pytest.raises(EnvironmentFailed, match="python -m real.engines install sglang-cpu"):
         interpreter()
