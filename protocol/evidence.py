@@ -321,6 +321,8 @@ _declare("scale.bounds", "world", "What a control API keeps, where that is less 
 _declare("scale.budget", "world", "How long an operation of a control API may take, where that is not as usual.", service="str: name",
         budget_s="float: of one that names no budget; 600 where nothing is said",
         wait_s="float: after it, until the manager's lifecycle has stopped; 60 where nothing is said")
+_declare("scale.window", "world", "How long an idempotency key of a control API answers for its first request, where that is not as usual.",
+        service="str: name", window_s="float: 86400 where nothing is said")
 _declare("scale.snapshot", "world", "What an operator sees of a service at a moment when no operation is open.",
         service="str: name", when="str: deployed or final", initial="json: names of the replicas of the deployment",
         routable="json: names of the replicas that are routed to", current="int?: as the API says", ready="int?: as the API says",

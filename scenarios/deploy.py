@@ -134,7 +134,7 @@ async def _deploy_service(name: str, spec: ServiceModel, placed: dict[str, str],
     if spec.scaling is not None and cell.scale_api is not None and cell.manager is not None:
         timeout_s = spec.scaling.api.timeout_s
         operator = ScaleOperator(name, cell.scale_api, cell.manager, tuple(replicas), timeout_s)
-        operator.deployed_with(spec.scaling.api)
+        operator.deployed_with(spec.scaling.rollout if spec.scaling.kind == "rollout" else spec.scaling.api)
         if spec.scaling.kind == "rollout":
             port.emit("rollout.scaled", service=name, api=cell.scale_api.name)
         await operator.snapshot("deployed")

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any
 
-from protocol.config import ScalingConfig
+from protocol.config import RolloutScalingConfig, ScalingConfig
 from protocol.errors import HttpError, SeatrialError
 from protocol.evidence import observer
 from protocol.ports import ActorHandle, PlacementState, backend
@@ -127,11 +127,15 @@ class ScaleOperator:
 
     # --- what is seen ---
 
-    def deployed_with(self, config: ScalingConfig) -> None:
+    def deployed_with(self, config: ScalingConfig | RolloutScalingConfig) -> None:
         """Record the bounds of what its API keeps and of how long it takes, where they are not the usual ones."""
         kept = (config.max_history, config.max_idempotency_records)
         if kept != (_DEFAULTS.max_history, _DEFAULTS.max_idempotency_records):
             backend().emit("scale.bounds", service=self._service, max_history=kept[0], max_keys=kept[1])
+        if config.idempotency_window_s != _DEFAULTS.idempotency_window_s:
+            backend().emit("scale.window", service=self._service, window_s=config.idempotency_window_s)
+        if isinstance(config, RolloutScalingConfig):
+            return  # its drains take as long as they take
         budget_s, wait_s = config.timeout_s, config.completion_wait_s
         if budget_s != _DEFAULTS.timeout_s or wait_s > _DEFAULTS.completion_wait_s:
             backend().emit("scale.budget", service=self._service, budget_s=budget_s, wait_s=wait_s)

@@ -138,7 +138,14 @@ class ScalingModel(SpecModel):
     _keys = field_validator("api", "rollout", "lifecycle", "autoscaler", mode="before")(_known_config_keys)
 
     @model_validator(mode="after")
-    def _journals_of_judges(self) -> ScalingModel:
+    def _of_its_kind(self) -> ScalingModel:
+        unread = "api" if self.kind == "rollout" else "rollout"
+        if unread in self.model_fields_set:
+            raise PydanticCustomError(
+                "other_kind",
+                "'{key}' is not read where 'kind' is {kind}: leave it out",
+                {"key": unread, "kind": self.kind},
+            )
         if self.kind == "rollout" and self.lifecycle.journal:
             raise PydanticCustomError(
                 "no_journal", "'lifecycle.journal' is of kind judge; that of rollout replicas keeps none: leave it out"

@@ -99,7 +99,10 @@ class OneOperationAtATime(Check):
 
 
 class SameKeySameOperation(Check):
-    """One idempotency key stands for one request and one answer for 24 h: the same operation, or the same no-op."""
+    """One idempotency key stands for one request and one answer for 24 h: the same operation, or the same no-op.
+
+    Or for as long as its API says (``scale.window``).
+    """
 
     name = "same_key_same_operation"
     expected = "the same key and request: the same operation or no-op; another request: 409"
@@ -109,14 +112,22 @@ class SameKeySameOperation(Check):
         super().__init__(ledger)
         self._operators = Operators()
         self._most: dict[str, int] = {}  # service -> keys that are kept, where that is on record
+        self._windows_ns: dict[str, int] = {}  # service -> how long a key answers, where that is not as usual
         self._answers: dict[tuple[str, str, str], tuple[Event, Event]] = {}
 
     def handlers(self) -> dict[str, Handler]:
         return {
             "scale.bounds": self._on_bounds,
+            "scale.window": self._on_window,
             "scale.asked": self._operators.on_asked,
             "scale.answered": self._on_answered,
         }
+
+    def _on_window(self, event: Event) -> None:
+        self._windows_ns[event.data["service"]] = round(event.data["window_s"] * 1e9)
+
+    def _window_ns(self, asked: Event) -> int:
+        return self._windows_ns.get(asked.data["service"], _DAY_NS)
 
     def _on_bounds(self, event: Event) -> None:
         self._most[event.data["service"]] = min(event.data["max_keys"], event.data["max_history"])
@@ -144,11 +155,13 @@ class SameKeySameOperation(Check):
             self._answers[key] = (asked, event)
             return
         was_asked, was_answered = first
-        if asked.t_ns - was_asked.t_ns >= _DAY_NS:
+        window_ns = self._window_ns(asked)
+        if event.t_ns - was_asked.t_ns >= window_ns:  # perhaps it was over when the API looked
             if event.data["operation"] != was_answered.data["operation"] or not event.data["operation"]:
                 self._answers[key] = (asked, event)
-            elif asked.t_ns > _ends(was_answered):
-                self.violation(f"key {key[2]!r} still answers after 24 h", was_answered.seq, event.seq)
+            elif asked.t_ns > was_answered.t_ns + window_ns:  # certainly: its record was made before the answer
+                text = f"key {key[2]!r} still answers after {window_ns / 3.6e12:g} h"
+                self.violation(text, was_answered.seq, event.seq)
         elif _request(asked) != _request(was_asked):
             if asked.seq > was_answered.seq:
                 self.violation(
@@ -171,7 +184,7 @@ class SameKeySameOperation(Check):
             )
 
     def _judge_conflict(self, asked: Event, event: Event, was_asked: Event, was_answered: Event) -> None:
-        in_window = asked.t_ns - was_asked.t_ns < _DAY_NS
+        in_window = event.t_ns - was_asked.t_ns < self._window_ns(asked)
         if in_window and asked.seq > was_answered.seq and _request(asked) == _request(was_asked):
             self.judged += 1
             self.violation(
@@ -195,11 +208,6 @@ class SameKeySameOperation(Check):
 
 def _request(asked: Event) -> tuple[object, object]:
     return asked.data["target"], asked.data["timeout_s"]
-
-
-def _ends(answered: Event) -> int:
-    """When the window of a key is certainly over: its record was made before the answer."""
-    return answered.t_ns + _DAY_NS
 
 
 def _numbers(answered: Event) -> tuple[object, object]:

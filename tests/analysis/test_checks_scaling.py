@@ -353,6 +353,32 @@ def test_the_window_of_a_key_is_a_day() -> None:
         assert h.end().judged("same_key_same_operation").result == expected
 
 
+@pytest.mark.parametrize(
+    ("ms", "second", "expected"),
+    [(50_000, "b", "fail"), (99_990, "b", "pass"), (101_000, "b", "pass"), (101_000, "a", "fail")],
+    ids=["within", "over when it is answered", "over", "over, and the same"],
+)
+def test_another_window_of_a_key_is_on_record(ms: int, second: str, expected: str) -> None:
+    h = Scaled()
+    h("scale.window", service="m", window_s=100.0, at="driver/0")
+    h("scale.window", service="another", window_s=1.0, at="driver/0")
+    h.submitted("a", key="k")
+    asked = h.asked("scale_out", target=2, key="k", ms=ms)
+    h("run.step", ms=ms + 50, at="world/0")
+    h.answered(asked, operation=second, state="PENDING")
+    row = h.end().judged("same_key_same_operation")
+    assert row.result == expected and ("still answers after 0.0277778 h" in row.explain) is (second == "a"), row
+
+
+def test_a_conflict_after_another_window_is_none() -> None:
+    for ms, expected in ((50_000, "fail"), (101_000, "pass")):
+        h = Scaled()
+        h("scale.window", service="m", window_s=100.0, at="driver/0")
+        h.submitted("a", key="k")
+        h.answered(h.asked("scale_out", key="k", target=2, ms=ms), 409, code="CONFLICT")
+        assert h.end().judged("same_key_same_operation").result == expected
+
+
 # --- operations_end
 
 

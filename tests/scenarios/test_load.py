@@ -418,6 +418,18 @@ def test_a_journal_where_none_is_kept() -> None:
     assert load("manual_1_2_1", ["topology.services.genrm.scaling.lifecycle.journal=journals"])
 
 
+@pytest.mark.parametrize(
+    ("scaling", "says"),
+    [
+        ("{kind: rollout, api: {max_history: 2}}", "'api' is not read where 'kind' is rollout: leave it out"),
+        ("{rollout: {drain_sleep_s: 2}}", "'rollout' is not read where 'kind' is judge: leave it out"),
+    ],
+)
+def test_settings_of_the_other_kind_of_scaling(scaling: str, says: str) -> None:
+    with pytest.raises(BadInput, match=rf"topology.services.chat.scaling: {says}"):
+        load("smoke", [f"topology.services.chat.scaling={scaling}"])
+
+
 @pytest.mark.parametrize("folder", ["/journals", "../journals", "journals/", "a//b", "./a", ".", " ", "a\0b", "a\nb"])
 def test_a_journal_that_no_storage_would_find_again(folder: str) -> None:
     with pytest.raises(BadInput, match=r"gateway\.journal: '.+' is no folder in storage; write names with '/' between"):

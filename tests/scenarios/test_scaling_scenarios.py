@@ -82,3 +82,26 @@ def test_how_long_an_operation_may_take_is_on_record_where_it_is_not_as_usual(ap
     with SimStage(scenario, scenario.model.seed, sinks=[events.append]) as stage:
         stage.run()
     assert [dict(event.data) for event in events if event.kind == "scale.budget"] == ([] if said is None else [said])
+
+
+@pytest.mark.parametrize(
+    ("scaling", "said"),
+    [
+        ("{api: {idempotency_window_s: 60}}", {"scale.window": {"service": "chat", "window_s": 60.0}}),
+        (
+            "{kind: rollout, rollout: {idempotency_window_s: 60, max_history: 3}}",
+            {
+                "scale.bounds": {"service": "chat", "max_history": 3, "max_keys": 4096},
+                "scale.window": {"service": "chat", "window_s": 60.0},
+            },
+        ),
+        ("{kind: rollout, rollout: {drain_sleep_s: 1}}", {}),
+    ],
+)
+def test_what_an_api_of_either_kind_keeps_is_on_record_where_it_is_not_as_usual(scaling: str, said: Any) -> None:
+    events: list[Event] = []
+    scenario = load("smoke", [f"topology.services.chat.scaling={scaling}"])
+    with SimStage(scenario, scenario.model.seed, sinks=[events.append]) as stage:
+        stage.run()
+    kinds = ("scale.bounds", "scale.window", "scale.budget")
+    assert {event.kind: dict(event.data) for event in events if event.kind in kinds} == said
