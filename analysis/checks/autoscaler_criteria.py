@@ -186,6 +186,8 @@ class Reversals(Criterion[ReversalsAtMost]):
         self.judged = len(self._latest)
         if len(self._turned) > self.parameters.at_most:
             self.violation(f"{len(self._turned)} times, more than {self.parameters.at_most}", *self._turned)
+        elif self.judged and not self.ledger.ended:
+            self.doubt("the evidence has no end")
 
     def observed(self) -> str:
         return f"{len(self._turned)} in {len(self._seen)} accepted requests"

@@ -251,8 +251,8 @@ class CleanMeansClean(_PlacementCheck):
         data = event.data
         if asked is None:
             return
-        initial = self._initial.get(asked.data["service"], 0)
-        if data["current"] is not None:
+        initial = self._initial.get(asked.data["service"])
+        if data["current"] is not None and initial is not None:
             self.judged += 1
             if data["current"] < initial:
                 self.violation(f"{data['current']} replicas in all, it is said; {initial} are protected", event.seq)
@@ -260,8 +260,10 @@ class CleanMeansClean(_PlacementCheck):
             return
         if data["cleanup"] != "false" or self.groups.final or not self._operators.quiet():
             return
-        self.judged += 1
         self._quiet_since = event
+        if initial is None and not self.groups.all:
+            return  # of what is there nothing is on record: what is left cannot be told
+        self.judged += 1
         for group in self.groups.open():
             alive = self.groups.is_alive(group.replica) or self.groups.died_of_fault(group.replica)
             if not alive:
@@ -396,11 +398,11 @@ class VictimStaysOut(_PlacementCheck):
         operations = [seen for seen in self._operators.operations.values() if seen.service == service]
         if not any(seen.direction == "scale_in" and not seen.resolved for seen in operations):
             return  # a candidate that came to nothing
-        self.judged += 1
         late = self._late.get(victim)
         since = self._draining.get(service)
         if since is None:
             return  # it was gone before anybody was told of its drain
+        self.judged += 1
         if late is not None:
             self.violation(
                 f"{victim[0]}/{victim[1]} was in drain and got request {late.data['request']} "

@@ -278,9 +278,11 @@ class UpdatesMeetTheLiving(Check):
         data = event.data
         if data["method"] not in _TO_MEMBERS or data["target"] not in self._fleet.by_replica:
             return
-        self.judged += 1
         ready = self._ready.get(data["target"])
-        if ready is not None and ready.inc > data["target_inc"] and event.t_ns - ready.t_ns > _LEARNT_NS:
+        if ready is None:
+            return  # which of its processes lives, nobody has seen
+        self.judged += 1
+        if ready.inc > data["target_inc"] and event.t_ns - ready.t_ns > _LEARNT_NS:
             self.violation(
                 f"{event.actor} sent {data['method']} to {data['target']}/{data['target_inc']}, long after "
                 f"{data['target']}/{ready.inc} was ready",

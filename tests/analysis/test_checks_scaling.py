@@ -251,6 +251,16 @@ def test_capacity_is_the_number_of_replicas(said: int | None, expected: str) -> 
     assert h.end().judged("clean_means_clean").result == expected
 
 
+def test_where_nobody_said_what_there_is_clean_cannot_be_told_from_left() -> None:
+    for looked, expected in ((True, "pass"), (False, "inconclusive")):
+        h = Scaled()
+        if not looked:
+            h.events.pop()
+        h.submitted("op")
+        h.status("op", "ACTIVE", current=2 if not looked else 1)
+        assert h.end().judged("clean_means_clean").result == expected
+
+
 # --- never_above_target
 
 
@@ -565,6 +575,17 @@ def test_it_needs_no_word_of_the_manager_and_without_a_victim_it_says_nothing() 
     h.sent("r1", ms=_ms(h) + 9_000)
     h.accepted("r1", at="m-1/0")  # not the one that goes, as far as anybody can know
     assert h.end().judged("victim_stays_out").result == "inconclusive"
+
+
+def test_a_victim_of_whose_drain_nobody_was_told_is_not_judged() -> None:
+    h = Scaled()
+    h.elastic()
+    h.submitted("op-1", "scale_in", target=1)
+    h.removal("g1")
+    h.killed("m-1")
+    h.group("g1", "REMOVED")
+    row = h.end().judged("victim_stays_out")
+    assert (row.result, row.judged) == ("inconclusive", 0)
 
 
 def test_the_second_victim_drains_only_when_the_first_is_gone() -> None:

@@ -121,6 +121,12 @@ def test_updates_go_to_the_process_that_lives(inc: int, wait_ms: int, result: st
     assert h.row("updates_meet_the_living").result == result
 
 
+def test_an_update_says_nothing_where_nobody_has_seen_which_process_lives() -> None:
+    h = Weights()
+    h.call("s-0", "/update_weights_from_tensor", at="rank-0/0")
+    assert (h.row("updates_meet_the_living").result, h.row("updates_meet_the_living").judged) == ("inconclusive", 0)
+
+
 class Proxy(History):
     def __init__(self) -> None:
         super().__init__()
