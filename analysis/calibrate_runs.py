@@ -28,6 +28,7 @@ from analysis.calibrate_output import profile_text
 from analysis.errors import BadInput
 from analysis.rundir import RunDir, write_atomic
 from protocol.evidence import Event
+from protocol.messages import service_of
 
 _FEWEST = 40
 _ROUNDS = 4
@@ -133,7 +134,7 @@ class _Reader:
     def _on_started(self, event: Event) -> None:
         self._started[event.actor, event.inc] = event.t_s
         self.profiles[event.data["profile"]] = None
-        self.services[event.actor.rpartition("-")[0]] = None
+        self.services[service_of(event.actor)] = None
 
     def _on_ready(self, event: Event) -> None:
         began = self._started.pop((event.actor, event.inc), None)

@@ -12,6 +12,7 @@ from typing import Any
 
 from analysis.timeline import Timeline
 from protocol.evidence import Event
+from protocol.messages import service_of
 
 
 @dataclasses.dataclass(slots=True)
@@ -136,13 +137,13 @@ class Story:
         self._set(event, True)
 
     def _set(self, event: Event, ready: bool) -> None:
-        service, _, rank = event.actor.rpartition("-")
-        if service and rank.isdigit():
+        service = service_of(event.actor)
+        if service:
             self._state.setdefault(service, {})[event.actor] = ready
             self._note(service, event.t_s)
 
     def _on_died(self, event: Event) -> None:
-        service = event.actor.rpartition("-")[0]
+        service = service_of(event.actor)
         if self._state.get(service, {}).pop(event.actor, None) is not None and not self._down:
             self._note(service, event.t_s)
         for drain in self.drains:

@@ -202,6 +202,26 @@ class EngineAddress:
     port: int
 
 
+def replica_name(service: str, rank: int) -> str:
+    """What a replica is called: ``SERVICE-RANK``."""
+    return f"{service}-{rank}"
+
+
+def replica_of(name: str) -> tuple[str, int] | None:
+    """The service and the rank in a replica's name; None where it is the name of something else.
+
+    A service may have dashes in its name, and may be called as another one with something behind it.
+    """
+    service, _, rank = name.rpartition("-")
+    return (service, int(rank)) if service and rank.isascii() and rank.isdigit() else None
+
+
+def service_of(name: str) -> str:
+    """The service that a replica is of, by its name; empty where it is the name of something else."""
+    found = replica_of(name)
+    return "" if found is None else found[0]
+
+
 @message
 class WeightUpdate:
     """``POST /update_weights_from_disk``. ``path`` names an export in storage."""

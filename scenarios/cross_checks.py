@@ -13,6 +13,7 @@ from pydantic import ValidationError
 
 from analysis.acceptance import parse_criterion
 from analysis.errors import BadInput
+from protocol.messages import replica_name, service_of
 from protocol.serving.settlement import RejectionPattern
 from scenarios.faults import CancelParams, LookParams, PublishParams, ReconcileParams, ScaleParams, SyncWeightsParams
 from scenarios.fields import did_you_mean, shortened
@@ -260,8 +261,7 @@ def _check_target(model: ScenarioModel, step: StepModel, path: Path, places: Pla
 
 
 def _is_replica(model: ScenarioModel, name: str) -> bool:
-    service, _, rank = name.rpartition("-")
-    return rank.isdigit() and service in model.topology.services
+    return service_of(name) in model.topology.services
 
 
 _MOST_NAMED = 1000  # elastic replicas that a target may name
@@ -306,7 +306,7 @@ def process_names(model: ScenarioModel) -> list[str]:
             if spec.scaling.autoscaler is not None:
                 names += [f"autoscaler-{service}", f"front-{service}"]
                 replicas += min(spec.scaling.autoscaler.max_engines, _MOST_NAMED)
-        names += [f"{service}-{number}" for number in range(replicas)]
+        names += [replica_name(service, rank) for rank in range(replicas)]
     for number, workload in enumerate(model.workload):
         names += [f"client-{workload.service}-{number}-{client}" for client in range(workload.clients)]
     return names

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Iterable
 from typing import Any
 
 from protocol.errors import NetworkError
-from protocol.messages import EngineAddress
+from protocol.messages import EngineAddress, replica_name
 from protocol.ports import ActorHandle, EngineOptions, EngineSpec, backend
 from protocol.rollout.elastic import RolloutScaling
 from protocol.scaling.api import DEFAULT_MODEL, ScaleApi, ScaledModel
@@ -92,7 +92,7 @@ def homes(topology: TopologyModel) -> dict[str, str]:
                 free[node] -= spec.gpus_per_replica
             else:
                 node = number % topology.nodes
-            placed[f"{service}-{number}"] = f"node-{node}"
+            placed[replica_name(service, number)] = f"node-{node}"
     return placed
 
 
@@ -117,7 +117,7 @@ async def _deploy_service(name: str, spec: ServiceModel, placed: dict[str, str],
     exporter = await port.spawn(classes.get("exporter", Exporter), spec.export, trainer, name=f"exporter-{name}")
     path = await exporter.export(spec.weights.version) if spec.weights.version is not None else ""
     engine = EngineSpec(spec.engine, path, spec.gpus_per_replica, engine_options(spec))
-    replicas = [f"{name}-{number}" for number in range(spec.initial_replicas)]
+    replicas = [replica_name(name, rank) for rank in range(spec.initial_replicas)]
     addresses = [await port.engines.launch(engine, name=replica, node=placed[replica]) for replica in replicas]
     nodes = await port.nodes()
     cells = await asyncio.gather(

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any, Final, Literal
 
 from analysis.errors import BadInput
+from protocol.messages import service_of
 from scenarios.load import Scenario
 from scenarios.schema import ScenarioModel
 from scenarios.steps import SELECTORS, StepModel
@@ -188,8 +189,8 @@ def _service_of(model: ScenarioModel, process: str, service: str | None) -> str 
     """Of which service a target is a replica; None where it is none."""
     if process in SELECTORS:
         return service if service is not None else next(iter(model.topology.services))
-    name, _, rank = process.rpartition("-")
-    return name if rank.isdigit() and name in model.topology.services else None
+    name = service_of(process)
+    return name if name in model.topology.services else None
 
 
 def _check_restarts(scenario: Scenario) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from protocol.evidence import Event
+from protocol.messages import service_of
 from scenarios.load import Scenario
 from scenarios.steps import SELECTORS, StepModel, TargetModel, WhenModel
 
@@ -292,8 +293,7 @@ def _of_service(event: Event, target: TargetModel | None) -> bool:
     """Whether an event counts for a step that befalls its replica: only one of the service that the target names."""
     if target is None or target.process != "replica_of_trigger" or target.service is None:
         return True
-    service, _, number = _replica_of(event).rpartition("-")
-    return service == target.service and number.isdigit()
+    return service_of(_replica_of(event)) == target.service
 
 
 def _matches(event: Event, where: dict[str, Any]) -> bool:

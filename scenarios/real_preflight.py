@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Literal
 
 from analysis.errors import BadInput
+from protocol.messages import service_of
 from scenarios.faults import ScaleOutParams
 from scenarios.load import Scenario
 from scenarios.real_scenario import for_real
@@ -327,8 +328,7 @@ def _shared_out(scenario: Scenario, devices: list[str]) -> list[tuple[float, str
     topology = scenario.model.topology
     wanted = [0.0] * topology.nodes
     for replica, node in homes(topology).items():
-        service = replica.rpartition("-")[0]
-        wanted[int(node.removeprefix("node-"))] += topology.services[service].gpus_per_replica
+        wanted[int(node.removeprefix("node-"))] += topology.services[service_of(replica)].gpus_per_replica
     counts = [-int(-need // 1) for need in wanted]
     total = sum(counts)
     if total > len(devices):

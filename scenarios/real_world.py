@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from protocol.errors import message_of
 from protocol.evidence import SCHEMA_VERSION, Event
+from protocol.messages import service_of
 from protocol.ports import ActorHandle
 from scenarios.deploy import DeployFailed, EngineDiedAtStart, Service
 from scenarios.fault_port import FaultPort
@@ -334,12 +335,11 @@ class RealStage(FaultPort):
         self._backend.log.emit(kind, **data)
 
     def replicas(self, service: str) -> Sequence[SeenReplica]:
-        prefix = f"{service}-"
         self.tail.look()
         return [
             SeenReplica(card.name, card.in_flight, self.tail.born.get((card.name, card.incarnation), 0))
             for card in self._backend.census.living()
-            if card.role == "engine" and card.name.startswith(prefix) and card.name[len(prefix) :].isdigit()
+            if card.role == "engine" and service_of(card.name) == service
         ]
 
     def below(self, n: int) -> int:

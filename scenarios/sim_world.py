@@ -9,6 +9,7 @@ from typing import Any
 
 from protocol.errors import message_of
 from protocol.evidence import Event
+from protocol.messages import service_of
 from protocol.ports import ActorHandle
 from scenarios.deploy import DeployFailed, Service
 from scenarios.fault_port import FaultPort
@@ -206,11 +207,10 @@ class SimStage(FaultPort):
         self.world.observe(kind, **data)
 
     def replicas(self, service: str) -> Sequence[SeenReplica]:
-        prefix = f"{service}-"
         return [
             SeenReplica(name, engine.in_flight, self._born[engine.id])
             for name, engine in self.engines.processes.items()
-            if name.startswith(prefix) and name[len(prefix) :].isdigit() and engine.alive and not engine.stopped
+            if service_of(name) == service and engine.alive and not engine.stopped
         ]
 
     def _see_birth(self, event: Event) -> None:

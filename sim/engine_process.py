@@ -16,6 +16,7 @@ from protocol.messages import (
     GenerateResult,
     VersionSpan,
     WeightUpdate,
+    replica_of,
 )
 from protocol.ports import EngineOptions
 from sim.engine import EngineNotListening, SimEngine
@@ -292,9 +293,9 @@ class EngineProcess(Process):
 
 
 def _rank(name: str) -> int:
-    """The number at the end of a replica's name, as a launcher that numbers its engines has it."""
-    number = name.rpartition("-")[2]
-    return int(number) if number.isdigit() else 0
+    """A replica's rank, as a launcher that numbers its engines has it."""
+    found = replica_of(name)
+    return 0 if found is None else found[1]
 
 
 def _get_ready(process: EngineProcess, exchange: Exchange) -> None:

@@ -13,6 +13,7 @@ from analysis.checks.base import Check, Group, Handler
 from analysis.checks.ledger import Ledger
 from analysis.checks.scaling_views import SUBMISSIONS, TERMINAL
 from protocol.evidence import Event
+from protocol.messages import service_of
 
 _BLINDING = ("metrics_missing", "metrics_nan", "sigstop")
 _SLACK_NS = 10**6
@@ -214,7 +215,7 @@ class NoBlindScaleIn(AutoscalerCheck):
         self.judged += 1
         known_ns = scaler.seconds("evaluation_interval_s") + 2 * scaler.seconds("metrics_interval_s")
         for target, fault in self._blind.values():
-            if target.startswith(f"{scaler.service}-") and asked.t_ns - fault.t_ns > known_ns:
+            if service_of(target) == scaler.service and asked.t_ns - fault.t_ns > known_ns:
                 self.violation(
                     f"scale-in to {asked.data['target']} while {target} has shown no metrics for "
                     f"{(asked.t_ns - fault.t_ns) / 1e9:.1f} s",

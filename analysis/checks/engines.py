@@ -8,6 +8,7 @@ from analysis.checks.base import Check, Handler, shown
 from analysis.checks.ledger import Ledger, Process
 from analysis.checks.publishing_views import GENERATIONS
 from protocol.evidence import Event
+from protocol.messages import service_of
 
 Weights = tuple[str, str]  # version, hash
 
@@ -111,8 +112,7 @@ def _find(history: list[tuple[Weights, int]], weights: Weights, since: int) -> i
 class OneVersionOneHash(Check):
     """Two engines of a service that serve a version under one name serve the same weights.
 
-    A label is a service's own: two services of different models both begin with ``default``. A replica is named after
-    its service, ``SERVICE-NUMBER``.
+    A label is a service's own: two services of different models both begin with ``default``.
     """
 
     name = "one_version_one_hash"
@@ -129,7 +129,7 @@ class OneVersionOneHash(Check):
     def _on_weights(self, event: Event) -> None:
         version, weight_hash = event.data["version"], event.data["weight_hash"]
         self.judged += 1
-        service = event.actor.rpartition("-")[0]
+        service = service_of(event.actor)
         known, seq = self._hashes.setdefault((service, version), (weight_hash, event.seq))
         if known != weight_hash:
             self.violation(

@@ -7,6 +7,7 @@ from analysis.checks.ledger import Ledger, Process
 from analysis.checks.scaling import _PlacementCheck
 from analysis.checks.scaling_views import TERMINAL
 from protocol.evidence import Event
+from protocol.messages import service_of
 
 _UPDATE = "/update_weights_from_disk"
 _LATE = ("CONNECTING", "HEALTH_CHECKING", "WEIGHT_SYNCING", "READY")
@@ -96,13 +97,13 @@ class NoEndInAnUpdate(_PlacementCheck):
         self._services[event.data["service"]] = None
 
     def _on_post(self, event: Event) -> None:
-        service = event.actor.rpartition("-")[0]
+        service = service_of(event.actor)
         if event.data["route"] != _UPDATE or service not in self._services:
             return  # of other services nobody updates all replicas at once; a replacement may load at any time
         self.judged += 1
         self._loading[event.actor, event.inc] = event.seq
         for (name, _), chosen in self._draining.items():
-            if name.rpartition("-")[0] == service:
+            if service_of(name) == service:
                 self.violation(f"{event.actor} was given weights while {name} drained", chosen.seq, event.seq)
 
     def _on_weights(self, event: Event) -> None:
@@ -112,9 +113,9 @@ class NoEndInAnUpdate(_PlacementCheck):
         replica = (event.data["replica"], event.data["replica_inc"])
         if event.data["what"] == "chosen":
             self._draining[replica] = event
-            service = replica[0].rpartition("-")[0]
+            service = service_of(replica[0])
             for (name, inc), seq in self._loading.items():
-                if name.rpartition("-")[0] == service:
+                if service_of(name) == service:
                     self.violation(f"{replica[0]} was put in drain while {name}/{inc} loaded weights", seq, event.seq)
 
         elif event.data["what"] == "restored":

@@ -9,6 +9,7 @@ from analysis.checks.base import Check, Handler
 from analysis.checks.ledger import Ledger, Process
 from analysis.checks.scaling_views import DRIVER, SUBMISSIONS, TERMINAL, Groups, Operators
 from protocol.evidence import Event
+from protocol.messages import service_of
 
 _CLOSE_NS = 5 * 10**9  # from the choice of a victim until its gateway must have closed it
 
@@ -103,7 +104,7 @@ class GroupsReleasedOnce(_PlacementCheck):
         routable = event.data["routable"]
         for group in self.groups.open():
             replica = group.replica
-            if replica is not None and replica[0].rpartition("-")[0] != event.data["service"]:
+            if replica is not None and service_of(replica[0]) != event.data["service"]:
                 continue
             self.judged += 1
             if replica is None or not (self.groups.is_alive(replica) or self.groups.died_of_fault(replica)):
@@ -380,7 +381,7 @@ class VictimStaysOut(_PlacementCheck):
     def _on_accepted(self, event: Event) -> None:
         if not self._draining or event.actor not in self.groups.of_replica or (event.actor, event.inc) in self._late:
             return
-        since = self._draining.get(_service_of(event.actor))
+        since = self._draining.get(service_of(event.actor))
         if since is None or event.t_ns <= since[1].t_ns + _CLOSE_NS + self.ledger.order.clock_error_ns:
             return
         request = self.ledger.requests.get(event.data["request"])
@@ -394,7 +395,7 @@ class VictimStaysOut(_PlacementCheck):
         if event.data["state"] != "REMOVED" or self.groups.final or group is None or group.replica is None:
             return
         victim = group.replica
-        service = _service_of(victim[0])
+        service = service_of(victim[0])
         operations = [seen for seen in self._operators.operations.values() if seen.service == service]
         if not any(seen.direction == "scale_in" and not seen.resolved for seen in operations):
             return  # a candidate that came to nothing
@@ -419,7 +420,7 @@ class VictimStaysOut(_PlacementCheck):
             self._draining.pop(service, None)
         else:
             self._draining[service] = since
-        self._late = {process: late for process, late in self._late.items() if _service_of(process[0]) != service}
+        self._late = {process: late for process, late in self._late.items() if service_of(process[0]) != service}
 
     def _explained(self, t_ns: int) -> bool:
         """Whether a fault kept the victim from being closed: on the path of requests, or on any link of control."""
@@ -431,8 +432,3 @@ class VictimStaysOut(_PlacementCheck):
 
     def observed(self) -> str:
         return f"{self.judged} victims, {self.violations} requests to one"
-
-
-def _service_of(replica: str) -> str:
-    """A replica is named after its service, ``SERVICE-RANK``."""
-    return replica.rpartition("-")[0]

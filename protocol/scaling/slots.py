@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from protocol.messages import EngineAddress
+from protocol.messages import EngineAddress, replica_name
 from protocol.ports import Placement
 from protocol.scaling.contract import Capacity, RecoveryLeave
 
@@ -83,7 +83,7 @@ class Slots:
     def append(self, operation: str) -> Slot:
         """A new rank, a candidate from its first moment on."""
         rank = len(self._slots)
-        slot = Slot(rank, f"{self._service}-{rank}", operation=operation, candidate=True)
+        slot = Slot(rank, replica_name(self._service, rank), operation=operation, candidate=True)
         self._slots.append(slot)
         self._by_name[slot.name] = slot
         return slot

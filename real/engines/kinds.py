@@ -7,6 +7,7 @@ import json
 import os
 import pathlib
 
+from protocol.messages import replica_of
 from protocol.ports import EngineSpec
 from real.engines import sglang_flags
 from real.engines.settings import EngineSettings
@@ -57,9 +58,9 @@ def command(
 
 
 def rank_of(name: str) -> int:
-    """The number at the end of a replica's name, which a server seed of its rank is."""
-    number = name.rpartition("-")[2]
-    return int(number) if number.isdigit() else 0
+    """A replica's rank, which its server's seed is unless another one is asked for."""
+    found = replica_of(name)
+    return 0 if found is None else found[1]
 
 
 def _model(settings: EngineSettings, spec: EngineSpec, weights: Weights | None, temporary: str) -> str:

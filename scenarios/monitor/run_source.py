@@ -19,6 +19,7 @@ from analysis.errors import BadInput
 from analysis.reader import EventReader
 from analysis.rundir import RunDir, RunInfo
 from protocol.evidence import Event, decode
+from protocol.messages import service_of
 from protocol.scaling.decision import IN_CONDITIONS, OUT_CONDITIONS, conditions
 from protocol.scaling.metrics import Frame
 from protocol.scaling.policy import AutoscalerConfig, Rules
@@ -91,8 +92,7 @@ class Watched:
     # --- the world ---
 
     def _mine(self, name: str) -> bool:
-        service, _, rank = name.rpartition("-")
-        return service == self.service and rank.isdigit()
+        return service_of(name) == self.service
 
     def _on_spawned(self, event: Event) -> None:
         if event.data["role"] == "engine" and self._mine(event.actor):

@@ -140,11 +140,11 @@ def test_an_answer_to_an_autoscaler_that_died_meanwhile() -> None:
         assert row(h, name).result == "pass", row(h, name).explain
 
 
-def blind(at_s: float, *, healed_s: float | None = None, dies: bool = False) -> Autoscaled:
+def blind(at_s: float, *, healed_s: float | None = None, dies: bool = False, target: str = "genrm-1") -> Autoscaled:
     h = Autoscaled()
-    h("fault.injected", at="injector/0", ms=50_000, fault=1, name="metrics_nan", target="genrm-1")
+    h("fault.injected", at="injector/0", ms=50_000, fault=1, name="metrics_nan", target=target)
     if healed_s is not None:
-        h("fault.healed", at="injector/0", ms=round(healed_s * 1000), fault=1, name="metrics_nan", target="genrm-1")
+        h("fault.healed", at="injector/0", ms=round(healed_s * 1000), fault=1, name="metrics_nan", target=target)
     if dies:
         h("actor.died", at="genrm-1/0", ms=52_000, reason="killed")
     h.submit(at_s, "scale_in", 1, "a", "op-1")
@@ -156,6 +156,7 @@ def test_a_scale_in_while_a_replica_shows_no_metrics() -> None:
     assert row(blind(60), "no_blind_scale_in").result == "pass"  # it cannot have noticed yet
     assert row(blind(120, healed_s=65), "no_blind_scale_in").result == "pass"
     assert row(blind(70, dies=True), "no_blind_scale_in").result == "pass"
+    assert row(blind(70, target="genrm-b-1"), "no_blind_scale_in").result == "pass"  # of the service genrm-b
 
 
 def sustained(*breaks: tuple[float, dict[str, Any]], action: str = "scale_in") -> str:
