@@ -31,16 +31,9 @@ _INSTANTS = {
 }
 
 
-def trace_events(events: Iterable[Event], max_requests: int = MAX_REQUESTS) -> Iterator[dict[str, Any]]:
-    """The trace's records, streamed. State is bounded by what is open."""
-    tracer = _Tracer(max_requests)
-    yield from tracer.head()
-    for event in events:
-        yield from tracer.see(event)
-    yield from tracer.close()
-
-
 class _Tracer:
+    """The records of a trace. State is bounded by what is open."""
+
     def __init__(self, max_requests: int) -> None:
         self._max_requests = max_requests
         self._last_ns = 0

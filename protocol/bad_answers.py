@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import json
 from collections.abc import AsyncGenerator
-from typing import Final, Literal, NamedTuple, get_args
+from typing import Final, Literal, NamedTuple
 
 from protocol.errors import ConnectionLost, NetworkError
 from protocol.messages import HttpHead
@@ -20,7 +20,6 @@ Bad = Literal[
     "not_json", "not_object", "error_object", "error_event", "truncated", "no_end", "cut_event", "no_finish",
     "server_error", "refused_while_generating", "throttled_while_generating",
 ]  # fmt: skip
-BAD: Final[tuple[str, ...]] = get_args(Bad)
 
 _REFUSALS: Final = {
     "refused_while_generating": (400, "session is occupied"),

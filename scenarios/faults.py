@@ -1,7 +1,8 @@
 """The faults a scenario can name: parameters, target, healing, what they must meet, colour, and who can do them.
 
 One class a fault, the same name and parameters in both worlds. What a fault *does* lies in each world
-(``sim/faults.py``); the injector (``scenarios/injector.py``) says when, and records what it met.
+(``sim/fault_kinds.py``, ``real/faults/kinds.py``); the injector (``scenarios/injector.py``) says when, and records what
+it met.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from typing import ClassVar, Generic, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from analysis.checks.base import Check, Group, Handler
+from analysis.checks.base import WITNESSES, Check, Group, Handler
 from analysis.checks.ledger import Ledger
 from protocol.evidence import Event
 
@@ -76,7 +76,7 @@ class AnsweredFraction(Criterion[Fraction]):
     def _on_done(self, event: Event) -> None:
         if event.data["outcome"] == "done":
             self._answered += 1
-        elif len(self._failed) < 16:
+        elif len(self._failed) < WITNESSES:
             self._failed.append(event.seq)
 
     def conclude(self) -> None:
@@ -121,7 +121,7 @@ class LatencyP99(Criterion[Latency]):
         took = event.t_ns - request.sent_ns
         key = latency_bin(took)
         self._bins[key] = self._bins.get(key, 0) + 1
-        if took > self._limit_ns and len(self._slow) < 16:
+        if took > self._limit_ns and len(self._slow) < WITNESSES:
             self._slow.append(event.seq)
 
     def _p99_ns(self) -> int:
@@ -271,7 +271,7 @@ class Occurs(Criterion[Count]):
     def _on_event(self, event: Event) -> None:
         if matches(event, self.parameters.where):
             self._count += 1
-            if len(self._seqs) < 16:
+            if len(self._seqs) < WITNESSES:
                 self._seqs.append(event.seq)
 
     def conclude(self) -> None:

@@ -93,7 +93,7 @@ class Ledger:
 
     @property
     def world(self) -> str:
-        """``"sim"`` or ``"real"``; empty before the run has begun."""
+        """``"sim"``, ``"real"`` or ``"imported"`` (analysis/foreign); empty before the run has begun."""
         return "" if self.started is None else str(self.started.data["world"])
 
     def before(self) -> dict[str, Callable[[Event], None]]:

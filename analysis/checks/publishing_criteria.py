@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from analysis.checks.base import Handler
+from analysis.checks.base import WITNESSES, Handler
 from analysis.checks.criteria import AtLeast, Criterion, Parameters
 from analysis.checks.ledger import Ledger
 from protocol.evidence import Event
@@ -77,7 +77,7 @@ class SessionsAcrossUpdates(Criterion[AtLeast]):
         steps = [turn.data["model_step"] for turn in turns]
         if whole and len(set(steps)) > 1 and steps == sorted(steps) and len({t.data["entrypoint"] for t in turns}) == 1:
             self._across += 1
-        elif len(self._seqs) < 16:
+        elif len(self._seqs) < WITNESSES:
             self._seqs.append(event.seq)
 
     def conclude(self) -> None:

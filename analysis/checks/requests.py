@@ -37,11 +37,10 @@ class NothingLost(Check):
 
     def conclude(self) -> None:
         self.judged = self.ledger.requests_sent
-        ended = self.ledger.completed or self.ledger.stuck
         for name, request in self.ledger.requests.items():
             if request.done_seq:
                 continue
-            if ended:
+            if self.ledger.ended:
                 self.violation(f"request {name} was sent and never ended", request.sent_seq)
             else:
                 self.doubt(f"request {name} was open when the evidence ends", request.sent_seq)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from analysis.checks.base import Handler
+from analysis.checks.base import WITNESSES, Handler
 from analysis.checks.criteria import AtLeast, Criterion
 from analysis.checks.ledger import Ledger
 from analysis.checks.traces_views import Services
@@ -44,7 +44,7 @@ class CleanupsKeptOthers(Criterion[AtLeast]):
         if name is None or event.data["outcome"] != "done":
             return
         self.judged += 1
-        self._seqs = [*self._seqs[-15:], event.seq]
+        self._seqs = [*self._seqs, event.seq][-WITNESSES:]
         for cleanups in self._live.get(name, {}).values():
             cleanups.append(event.seq)
 
@@ -110,7 +110,7 @@ class RecordedBetween(Criterion[AtLeast]):
         elif event.data["target"] == service.store and service.name in self._taken:
             self.judged += 1
             self._between += self._taken.pop(service.name)
-            self._seqs = [*self._seqs[-15:], event.seq]
+            self._seqs = [*self._seqs, event.seq][-WITNESSES:]
 
     def _on_done(self, event: Event) -> None:
         name = self._taking.pop(event.data["call"], None)

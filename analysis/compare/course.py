@@ -58,10 +58,8 @@ class Course:
 
     def __init__(self, info: RunInfo) -> None:
         self._loads = load_starts(info)
-        self._start_s: float | None = None
         self._asks: dict[str, Event] = {}
         self._operations: dict[str, _Operation] = {}
-        self._conflicts = 0
         self._fronts: dict[str, None] = {}
         self._sent: dict[str, float] = {}
         self._ended: dict[str, float] = {}  # only of calls that an operation or a fault waits for
@@ -122,7 +120,6 @@ class Course:
         self._latencies_known = event.data["world"] != "imported"
 
     def _on_workload(self, event: Event) -> None:
-        self._start_s = event.t_s
         self._loads = {name: at + event.t_s for name, at in self._loads.items()}
 
     def _on_phase(self, event: Event) -> None:
@@ -141,8 +138,6 @@ class Course:
             return
         route = asked.data["route"]
         if route in SUBMISSIONS:
-            if data["status"] == 409:
-                self._conflicts += 1
             if data["status"] == 200 and data["operation"] and data["operation"] not in self._operations:
                 self._admit(data["operation"], asked)
             return

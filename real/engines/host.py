@@ -54,7 +54,6 @@ class Description(NamedTuple):
     """One engine as its host sees it now. ``pids``: process id to command line, empty before the start."""
 
     port: int
-    private_port: int
     in_flight: int
     host_pid: int
     main_pid: int
@@ -146,7 +145,7 @@ class EngineHost:
     async def describe(self) -> Description:
         in_flight = 0 if self._front is None else self._front.in_flight
         pid, pids = (0, {}) if self._tree is None else (self._tree.pid, self._tree.pids())
-        return Description(self._public.port, self._private.port, in_flight, os.getpid(), pid, pids)
+        return Description(self._public.port, in_flight, os.getpid(), pid, pids)
 
     # ---- life ----
 

@@ -18,7 +18,7 @@ from analysis.rundir import RunDir, verify_manifest
 from analysis.schema import schema_page
 from analysis.tables import TABLES, frame
 from analysis.timeline import BINS, Timeline
-from analysis.trace import TraceWriter, trace_events
+from analysis.trace import TraceWriter
 from analysis.verdict import Judge, judge_run
 from analysis.writer import JsonlWriter
 from protocol.evidence import KINDS
@@ -281,8 +281,11 @@ def test_the_trace_is_well_formed(failing: RunDir) -> None:
     assert all(r["pid"] in (1, 2, 3) and "tid" in r for r in records)
 
 
-def test_a_trace_draws_all_failures_and_no_more_requests_than_asked() -> None:
-    records = list(trace_events(faulty().events, max_requests=1))
+def test_a_trace_draws_all_failures_and_no_more_requests_than_asked(tmp_path: pathlib.Path) -> None:
+    with TraceWriter(RunDir(tmp_path), max_requests=1) as tracer:
+        for event in faulty().events:
+            tracer.feed(event)
+    records = json.loads(RunDir(tmp_path).trace.read_text())["traceEvents"]
     assert [r["id"] for r in records if r["ph"] == "b" and r["cat"] == "request"] == ["r1", "r2"]
 
 
