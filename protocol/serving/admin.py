@@ -81,6 +81,33 @@ async def post_update_weights(client: EngineClient, update: WeightUpdate, config
         raise
 
 
+async def ask_to_load(
+    client: EngineClient, update: WeightUpdate, config: AdminConfig
+) -> tuple[str, SeatrialError | None]:
+    """Post a weight update; afterwards what the replica serves must be asked of it, whatever is returned.
+
+    Returns:
+        With what it refused, as ``400: text`` (empty: it did not), and the error where no good answer came. A refusal
+        may be for the flush after the load: then the weights have changed, and the prefix cache has not (engines.md 3).
+
+    Raises:
+        ConnectTimeout, ConnectionRefused: *not done*.
+    """
+    try:
+        reply = await post_update_weights(client, update, config)
+    except SeatrialError as error:
+        if error.outcome is Outcome.NOT_DONE:
+            raise
+        if isinstance(error, HttpError) and error.fields["status"] < 500:
+            return _refused(error.fields["status"], str(error.fields["body"])), error
+        return "", error
+    return ("" if reply.success else _refused(reply.status, reply.body)), None
+
+
+def _refused(status: int, text: str) -> str:
+    return f"{status}: {text[:200]}"
+
+
 async def _post(
     client: EngineClient, route: str, send: Callable[[], Awaitable[AdminReply]], config: AdminConfig
 ) -> AdminReply:

@@ -195,16 +195,26 @@ def _parts(route: str, path: str) -> tuple[Header, ...] | None:
     return tuple(found)
 
 
-def json_object(request: HttpRequest) -> dict[str, Any]:
-    """The body of a request as a JSON object. Raises Refusal (400)."""
+def json_value(request: HttpRequest, *, constant: Callable[[str], Any] | None = None) -> Any:
+    """The body of a request as JSON of any kind. Raises Refusal (400).
+
+    Args:
+        constant: gives the value of ``NaN``, ``Infinity`` and ``-Infinity``, which JSON does not have, or raises
+            ValueError; None: floats.
+    """
     try:
-        value = json.loads(request.body.decode("utf-8"))
+        return json.loads(request.body.decode("utf-8"), parse_constant=constant)
     except UnicodeDecodeError as error:
         raise bad_request(f"the body is not UTF-8: {error.reason} at byte {error.start}") from None
     except RecursionError:
         raise bad_request("the body is not usable JSON: nested too deeply") from None
     except ValueError as error:
         raise bad_request(f"the body is not valid JSON: {error}") from None
+
+
+def json_object(request: HttpRequest) -> dict[str, Any]:
+    """The body of a request as a JSON object. Raises Refusal (400)."""
+    value = json_value(request)
     if not isinstance(value, dict):
         raise bad_request(f"the body must be a JSON object, not {type(value).__name__}")
     return value

@@ -14,7 +14,7 @@ from typing import Any, Final, Literal, Protocol
 from pydantic import BaseModel
 
 from protocol.errors import Outcome, ReadTimeout, SeatrialError
-from protocol.serving.http import Handler, HttpAnswer, HttpRequest, Refusal, Routes, bad_request, status_of
+from protocol.serving.http import Handler, HttpAnswer, HttpRequest, Refusal, Routes, bad_request, json_value, status_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,7 +109,7 @@ class ControlRoutes(Routes):
         async def handler(request: HttpRequest) -> HttpAnswer:
             arguments = (*route.fixed, *(text for _, text in request.parts))
             if route.body is not None and (request.body.strip() or not route.body_optional):
-                arguments = (*arguments, json_value(request))
+                arguments = (*arguments, json_value(request, constant=_no_number))
             reply: ApiAnswer = await self._ask(route, arguments, _query(route, request))
             return HttpAnswer(reply.status, json.dumps(reply.body, allow_nan=False))
 
@@ -166,18 +166,6 @@ class Mounted(Routes):
             if path == prefix or path.startswith(f"{prefix}/"):
                 return prefix
         return None
-
-
-def json_value(request: HttpRequest) -> Any:
-    """The body of a request as JSON of any kind. Raises Refusal (400)."""
-    try:
-        return json.loads(request.body.decode("utf-8"), parse_constant=_no_number)
-    except UnicodeDecodeError as error:
-        raise bad_request(f"the body is not UTF-8: {error.reason} at byte {error.start}") from None
-    except RecursionError:
-        raise bad_request("the body is not usable JSON: nested too deeply") from None
-    except ValueError as error:
-        raise bad_request(f"the body is not valid JSON: {error}") from None
 
 
 def _query(route: Route, request: HttpRequest) -> dict[str, str]:

@@ -25,7 +25,7 @@ from protocol.errors import CorruptExport, HttpError, NetworkError, Outcome, Sea
 from protocol.messages import EngineAddress, ExportManifest, GenerateRequest, WeightUpdate
 from protocol.ports import ActorHandle, EngineClient, EngineSpec, backend
 from protocol.scaling.contract import RecoveryLeave
-from protocol.serving.admin import post_update_weights, reported_weights
+from protocol.serving.admin import ask_to_load, reported_weights
 from protocol.serving.peer import PEER_LOST, Peer
 from protocol.training.checkpoint import exports, verify_export
 
@@ -234,22 +234,11 @@ class Recovery:
             )
 
     async def _load(self, client: EngineClient, path: str, manifest: ExportManifest) -> None:
-        detail = "answered"
-        refused = ""
-        try:
-            reply = await post_update_weights(client, WeightUpdate(path, manifest.version), self._admin)
-            if not reply.success:
-                refused = f"{reply.status}: {reply.body[:200]}"
-        except SeatrialError as error:
-            if error.outcome is Outcome.NOT_DONE:
-                raise
-            if isinstance(error, HttpError) and error.fields["status"] < 500:
-                refused = f"{error.fields['status']}: {str(error.fields['body'])[:200]}"
-            detail = f"{type(error).__name__}: {error}"
+        refused, failure = await ask_to_load(client, WeightUpdate(path, manifest.version), self._admin)
         if refused:
-            # For the flush after it, perhaps: then the weights have changed, the prefix cache is the old one, and
-            # /model_info tells neither (engines.md 3). The next attempt has a process with an empty cache.
+            # Perhaps for the flush, and /model_info would not tell. The next attempt has a process with an empty cache.
             raise SeatrialError(f"{client.address.name} answered its update to {manifest.version!r} with {refused}")
+        detail = "answered" if failure is None else f"{type(failure).__name__}: {failure}"
         # No answer: what the engine serves decides. The update may be made and its answer lost, or still be under way.
         timeout_s = self._config.probe_timeout_s
         reported = ("", "")

@@ -20,7 +20,7 @@ from protocol.config import AdminConfig
 from protocol.errors import ActorDied, BarrierError, HttpError, NetworkError, NoSuchActor, Outcome, SeatrialError
 from protocol.messages import EngineAddress, ExportManifest, WeightUpdate
 from protocol.ports import ActorHandle, EngineClient, backend
-from protocol.serving.admin import post_update_weights, reported_weights
+from protocol.serving.admin import ask_to_load, reported_weights
 from protocol.serving.barrier import BarrierView, everywhere, refuse_older
 from protocol.training.checkpoint import load_manifest
 from protocol.training.weight_sync import WeightSync
@@ -172,28 +172,18 @@ class WeightPublisher:
         backend_id = (client.address.name, client.address.incarnation)
         if self._loaded.get(backend_id) == path and await self._serves(client, manifest):
             return  # by an earlier try
-        detail = refused = ""
-        try:
-            reply = await post_update_weights(client, WeightUpdate(path, manifest.version, self._flush), self._admin)
-            if not reply.success:
-                refused = f"{reply.status}: {reply.body[:200]}"
-        except SeatrialError as error:
-            if error.outcome is Outcome.NOT_DONE:
-                raise
-            if isinstance(error, HttpError) and error.fields["status"] < 500:
-                refused = f"{error.fields['status']}: {str(error.fields['body'])[:200]}"
-            detail = f"{type(error).__name__}: {error.message}"
+        refused, failure = await ask_to_load(client, WeightUpdate(path, manifest.version, self._flush), self._admin)
         if refused:
-            # For the flush after it, perhaps: then the weights have changed and the prefix cache has not, and
-            # /model_info has the label from before, which may be this very one (engines.md 3).
+            # Perhaps for the flush, and then /model_info has the label from before, which may be this very one.
             raise BarrierError(f"{client.address.name} answered its update to {manifest.version!r} with {refused}")
+        detail = "answered" if failure is None else f"{type(failure).__name__}: {failure.message}"
         try:
             async with asyncio.timeout(self._admin.reconcile_timeout_s):
                 while not await self._serves(client, manifest):
                     await asyncio.sleep(self._admin.reconcile_interval_s)
         except TimeoutError:
             raise BarrierError(
-                f"{client.address.name} does not serve {manifest.version!r} after its update ({detail or 'answered'})"
+                f"{client.address.name} does not serve {manifest.version!r} after its update ({detail})"
             ) from None
         self._loaded[backend_id] = path
 
