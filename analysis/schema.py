@@ -22,8 +22,9 @@ def _lines() -> Iterator[str]:
     yield (
         f"`events.jsonl` holds one event a line, as JSON. There are {len(kinds)} kinds. The {world} *world* kinds are "
         "seen at the boundary of a process, an engine, the storage, the injector or the client; invariants are made "
-        f"of them. The {len(kinds) - world} *component* kinds are claims of protocol code; they explain and never "
-        "decide. A last line without a newline was cut by a crash; it is ignored, and reported."
+        f"of them. The {len(kinds) - world} *component* kinds are claims of protocol code; they explain, and decide "
+        "nothing but what docs/verdicts.md names. A last line without a newline was cut by a crash; it is ignored, and "
+        "reported."
     )
     yield ""
     yield "| key | meaning |"

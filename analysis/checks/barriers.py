@@ -266,6 +266,7 @@ class LeasesAddUp(Check):
     expected = "grants = settlements + active, and none is active in the end"
     needs = ("gate.granted",)
     joins_at = ("publishing.deployed",)
+    believes = "which leases a gate has granted: where its answer was lost, nobody else knows"
 
     def __init__(self, ledger: Ledger) -> None:
         super().__init__(ledger)
@@ -340,6 +341,7 @@ class VersionsNeverGoBack(Check):
     expected = "versions of grants do not decrease, and change only between a drain and a reopening"
     needs = ("gate.granted",)
     joins_at = ("publishing.deployed",)
+    believes = "which version a gate grants; what turns are stamped with, turn_of_one_version judges without it"
 
     def __init__(self, ledger: Ledger) -> None:
         super().__init__(ledger)

@@ -81,6 +81,8 @@ class Check:
     joins_at: ClassVar[tuple[str, ...]] = ()
     """The check sees none of the ``FREQUENT`` kinds before one of these has occurred; empty: all from the start. For
     a check that can know nothing of them earlier, so that runs without its subject do not pay for it."""
+    believes: ClassVar[str] = ""
+    """Of a check that decides and yet reads ``component`` kinds: what it takes from them. Empty: it reads none."""
     blame: ClassVar[Literal["fail", "inconclusive"]] = "fail"
     """What a violation makes of the result."""
 

@@ -294,6 +294,7 @@ class AdminOnce(Check):
     name = "admin_once"
     expected = "no second delivery after an unknown outcome, unless the engine was asked"
     needs = ("engine.post",)
+    believes = "which attempts are of one operation: to its sender's loss, or where a second POST is another operation"
 
     def __init__(self, ledger: Ledger) -> None:
         super().__init__(ledger)

@@ -18,6 +18,7 @@ class NoUseAfterDeath(Check):
     expected = "no event of a process after its death"
     needs = ("actor.died",)
     joins_at = ("actor.died",)
+    believes = "that a process still speaks; what it says is not believed"
 
     def handlers(self) -> dict[str, Handler]:
         acts = [

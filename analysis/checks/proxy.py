@@ -56,6 +56,7 @@ class ProxyPostDeliveredOnce(Check):
     name = "proxy_post_delivered_once"
     expected = "one delivery an operation, and no more attempts than are allowed"
     needs = ("proxy.deployed",)
+    believes = "which attempts are of one operation, to its sender's loss"
 
     def __init__(self, ledger: Ledger) -> None:
         super().__init__(ledger)

@@ -76,6 +76,7 @@ class NoEndInAnUpdate(_PlacementCheck):
     name = "no_end_in_an_update"
     expected = "replicas are removed between weight updates"
     needs = ("rollout.scaled",)
+    believes = "which replica a drain has chosen; before its end nobody else can tell"
 
     def __init__(self, ledger: Ledger) -> None:
         super().__init__(ledger)

@@ -229,6 +229,7 @@ class OperationsEnd(Check):
     name = "operations_end"
     expected = "each operation admitted ends, once"
     needs = ("scale.answered",)
+    believes = "that an operation ended whose asker was killed: it is in doubt then, and no failure"
 
     def __init__(self, ledger: Ledger) -> None:
         super().__init__(ledger)

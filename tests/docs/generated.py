@@ -68,6 +68,12 @@ def checks_table() -> str:
     return "\n".join(_table(("check", "what must be so"), rows))
 
 
+def believing_table() -> str:
+    """The invariants that decide and read claims."""
+    rows = ((f"`{check.name}`", check.believes) for check in INVARIANTS if check.believes)
+    return "\n".join(_table(("check", "what it takes from claims"), rows))
+
+
 def criteria_table() -> str:
     """What a scenario can name under ``acceptance``."""
     rows = (
@@ -79,6 +85,7 @@ def criteria_table() -> str:
 
 SECTIONS = {
     "checks": checks_table,
+    "believing": believing_table,
     "criteria": criteria_table,
     "engine_facts": facts_table,
     "engine_deviations": deviations_table,
