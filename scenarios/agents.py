@@ -14,7 +14,7 @@ from protocol.evidence import observer
 from protocol.messages import GenerateRequest
 from protocol.ports import ActorHandle, backend
 from scenarios.client import ClientReport
-from scenarios.episodes import run_share
+from scenarios.episodes import chance, run_share, think
 from scenarios.schema import WorkloadModel
 from scenarios.turns import retire, send_turn
 
@@ -76,7 +76,7 @@ class AgentClient:
         try:
             for turn in range(agents.turns):
                 if turn and agents.think_s:
-                    await asyncio.sleep(agents.think_s * (500 + below(1001)) / 1000)
+                    await think(agents.think_s, below)
                 prompt += added()
                 generated = await self._turn(session, number, turn, prompt, output())
                 if generated is None:
@@ -85,7 +85,7 @@ class AgentClient:
                 answered += 1
         finally:
             await self._over(session, answered, answered == agents.turns)
-        if agents.late and below(1_000_000) < agents.late * 1_000_000:
+        if chance(agents.late, below):
             await self._too_late(session, prompt, output())
 
     async def _over(self, session: str, turns: int, done: bool) -> None:

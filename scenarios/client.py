@@ -201,14 +201,12 @@ class LoadClient:
             except ActorDied as error:
                 result = await self._generate_again(request, turn, error)
         except SeatrialError as error:
-            status = int(error.fields.get("status", 0))
-            attempts = int(error.fields.get("attempts", 0))
-            record_failure(emit, name, error.outcome.value, status, type(error).__name__, attempts)
+            record_error(emit, name, error)
             return False
         except asyncio.CancelledError:
             if not self._open[name].gave_up:
                 raise
-            record_failure(emit, name, Outcome.UNKNOWN.value, 0, "GaveUp", 0)
+            record_gave_up(emit, name)
             return False
         else:
             if not record_answer(emit, name, result):
@@ -256,6 +254,18 @@ def record_answer(emit: Callable[..., None], request: str, answer: GenerateResul
         return False
     emit("request.done", request=request, outcome="done", status=200, error="", **said)
     return True
+
+
+def record_error(emit: Callable[..., None], request: str, error: SeatrialError, attempts: int | None = None) -> None:
+    """``request.done`` of a request that ended in an error. ``attempts``: None: as the error says it."""
+    status = int(error.fields.get("status", 0))
+    tried = int(error.fields.get("attempts", 0)) if attempts is None else attempts
+    record_failure(emit, request, error.outcome.value, status, type(error).__name__, tried)
+
+
+def record_gave_up(emit: Callable[..., None], request: str) -> None:
+    """``request.done`` of a request whose client has waited for as long as it would."""
+    record_failure(emit, request, Outcome.UNKNOWN.value, 0, "GaveUp", 0)
 
 
 def record_failure(

@@ -13,6 +13,16 @@ Episode = Callable[[int, Callable[[], int], Callable[[], int], Callable[[int], i
 """Runs session ``number``. It draws the tokens that a turn adds, the most tokens of an answer, and integers below n."""
 
 
+def chance(share: float, below: Callable[[int], int]) -> bool:
+    """Whether something happens that does in this share of the cases. Of what never does, nothing is drawn."""
+    return bool(share) and below(1_000_000) < share * 1_000_000
+
+
+async def think(think_s: float, below: Callable[[int], int]) -> None:
+    """The tools between two turns: half of ``think_s`` to one and a half times as long, as it is drawn."""
+    await asyncio.sleep(think_s * (500 + below(1001)) / 1000)
+
+
 async def run_share(workload: WorkloadModel, share: int, seed: int, streams: str, episode: Episode) -> None:
     """Run every episode of one client's share to its end.
 

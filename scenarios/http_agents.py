@@ -20,7 +20,7 @@ from protocol.ports import ActorHandle, backend
 from protocol.rollout.segments import TraceMatch
 from protocol.serving.chat_template import ChatTemplate
 from scenarios.client import ClientReport, record_failure
-from scenarios.episodes import run_share
+from scenarios.episodes import chance, run_share, think
 from scenarios.http_answers import OTHER_CALLS, PATHS, HttpAnswer, body_of
 from scenarios.schema import HttpAgentsModel, WorkloadModel
 
@@ -102,9 +102,8 @@ class HttpAgentClient:
         self, number: int, added: Callable[[], int], output: Callable[[], int], below: Callable[[int], int]
     ) -> None:
         http = self._http
-        drawn = lambda share: bool(share) and below(1_000_000) < share * 1_000_000  # noqa: E731
-        form = "anthropic" if drawn(http.anthropic) else "openai"
-        integer = drawn(http.integer_ids)
+        form = "anthropic" if chance(http.anthropic, below) else "openai"
+        integer = chance(http.integer_ids, below)
         session = str(10_000_000 + self._number * 1_000_000 + number) if integer else f"s-{self._number}-{number:06d}"
         server = self._servers[number % len(self._servers)]
         episode = _Episode(session, form, integer, server, [])
@@ -112,11 +111,11 @@ class HttpAgentClient:
         try:
             for turn in range(self._agents.turns):
                 if turn and self._agents.think_s:
-                    await asyncio.sleep(self._agents.think_s * (500 + below(1001)) / 1000)
-                if drawn(http.other_calls):
+                    await think(self._agents.think_s, below)
+                if chance(http.other_calls, below):
                     await self._other_call(episode, below)
-                leaves = LEAVES[below(len(LEAVES))] if drawn(http.leave) else ""
-                stream, evaluation = drawn(http.stream), drawn(http.evaluation)
+                leaves = LEAVES[below(len(LEAVES))] if chance(http.leave, below) else ""
+                stream, evaluation = chance(http.stream, below), chance(http.evaluation, below)
                 answered += await self._turn(episode, turn, added(), output(), stream, evaluation, leaves, below)
         finally:
             await self._end(episode)

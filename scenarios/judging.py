@@ -16,7 +16,7 @@ from protocol.errors import SeatrialError
 from protocol.evidence import observer
 from protocol.ports import ActorHandle, backend
 from protocol.serving.judge import JudgeCall, JudgeReply
-from scenarios.client import ClientReport, record_answer, record_failure, wait_to_begin
+from scenarios.client import ClientReport, record_answer, record_error, record_gave_up, wait_to_begin
 from scenarios.schema import JudgementsModel, WorkloadModel
 from scenarios.workloads.source import sizes
 
@@ -117,11 +117,10 @@ class JudgementClient:
             async with asyncio.timeout(self._workload.patience_s):
                 reply: JudgeReply = await self._judge.judge(call)
         except SeatrialError as error:
-            status = int(error.fields.get("status", 0))
-            record_failure(emit, name, error.outcome.value, status, type(error).__name__, 1)
+            record_error(emit, name, error, attempts=1)
             return
         except TimeoutError:
-            record_failure(emit, name, "unknown", 0, "GaveUp", 0)
+            record_gave_up(emit, name)
             return
         emit(
             "judge.replied",

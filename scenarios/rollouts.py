@@ -24,6 +24,7 @@ from protocol.rollout.groups import ABORTED, COMPLETED, FAILED, INIT, RolloutGro
 from protocol.rollout.segments import TokenizedSegment, TraceMatch, TrainingTrace
 from protocol.rollout.trace_access import TraceAccess
 from scenarios.client import ClientReport
+from scenarios.episodes import chance, think
 from scenarios.schema import EpisodesModel, WorkloadModel
 from scenarios.turns import retire, send_turn
 from scenarios.workloads.source import tokens
@@ -113,7 +114,7 @@ class RolloutAgent:
         return Streams(self._seed).stream(".".join(["rollouts", str(self._number), *map(str, key)]))
 
     def chance(self, who: str, what: str, fraction: float) -> bool:
-        return bool(fraction) and self.stream(who, what).below(1_000_000) < fraction * 1_000_000
+        return bool(fraction) and chance(fraction, self.stream(who, what).below)
 
 
 class Episode:
@@ -157,7 +158,7 @@ class Episode:
                     status = ABORTED
                     break
                 if turn > state.turns and agent.episodes.think_s:
-                    await asyncio.sleep(agent.episodes.think_s * (500 + draws.below(1001)) / 1000)
+                    await think(agent.episodes.think_s, draws.below)
                 if not await self._turn(turn, adds[turn], gets[turn]):
                     status = FAILED
                     break

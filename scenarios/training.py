@@ -17,7 +17,7 @@ from protocol.messages import EngineAddress, GenerateRequest, GenerateResult, We
 from protocol.ports import ActorHandle, backend
 from protocol.serving.admin import post_update_weights
 from protocol.training.checkpoint import load_manifest
-from scenarios.client import ClientReport, record_answer, record_failure, wait_to_begin
+from scenarios.client import ClientReport, record_answer, record_error, record_gave_up, wait_to_begin
 from scenarios.schema import TrainingModel, WorkloadModel
 from scenarios.workloads.source import sizes, tokens
 
@@ -110,11 +110,10 @@ class TrainingClient:
             async with asyncio.timeout(workload.patience_s):
                 result: GenerateResult = await gateway.generate(request)
         except SeatrialError as error:
-            status, attempts = int(error.fields.get("status", 0)), int(error.fields.get("attempts", 0))
-            record_failure(emit, name, error.outcome.value, status, type(error).__name__, attempts)
+            record_error(emit, name, error)
             return False
         except TimeoutError:
-            record_failure(emit, name, "unknown", 0, "GaveUp", 0)
+            record_gave_up(emit, name)
             return False
         if not record_answer(emit, name, result):
             return False

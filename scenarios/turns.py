@@ -9,7 +9,7 @@ from protocol.errors import ActorDied, SeatrialError
 from protocol.messages import GenerateRequest
 from protocol.ports import ActorHandle, backend
 from protocol.serving.entrypoint import TurnResult
-from scenarios.client import record_answer, record_failure
+from scenarios.client import record_answer, record_error, record_gave_up
 
 _RETIRE_S = 30.0
 
@@ -40,11 +40,10 @@ async def send_turn(
         async with asyncio.timeout(patience_s):
             answer: TurnResult = await router.handle(request)
     except SeatrialError as error:
-        status = int(error.fields.get("status", 0))
-        record_failure(emit, name, error.outcome.value, status, type(error).__name__, 1)
+        record_error(emit, name, error, attempts=1)
         return None
     except TimeoutError:
-        record_failure(emit, name, "unknown", 0, "GaveUp", 0)
+        record_gave_up(emit, name)
         return None
     result = answer.result
     emit(
