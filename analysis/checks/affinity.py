@@ -6,7 +6,7 @@ from collections import OrderedDict
 
 from analysis.checks.base import Check, Handler
 from analysis.checks.ledger import Ledger, Process
-from analysis.checks.publishing_views import GENERATIONS, Fleet
+from analysis.checks.publishing_views import PAUSE, TURNS, Fleet
 from analysis.order import parse_cause
 from protocol.evidence import Event
 
@@ -279,10 +279,10 @@ class NoTurnIntoAnAbort(Check):
         }
 
     def wants_call(self, method: str) -> bool:
-        return method in GENERATIONS
+        return method in TURNS
 
     def _on_post(self, event: Event) -> None:
-        if event.data["route"] == "/pause_generation" and event.cause:
+        if event.data["route"] == PAUSE and event.cause:
             process = (event.actor, event.inc)
             if parse_cause(event.cause)[0][0] in self._fleet.controllers:
                 self._asked[process] = None

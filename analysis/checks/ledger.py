@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from analysis.checks.publishing_views import PAUSE
 from analysis.checks.shadow import Shadow
 from analysis.order import Order, parse_cause
 from analysis.rundir import Preregistered
@@ -17,7 +18,6 @@ Process = tuple[str, int]
 NOBODY = "nobody on record"
 """Who had an engine abort something, where evidence names nobody though somebody asked."""
 
-_PAUSE = "/pause_generation"
 _STUCK = ("deadlock", "livelock", "endless_callback", "time_limit")
 
 
@@ -196,7 +196,7 @@ class Ledger:
     def _posted(self, event: Event) -> None:
         engine = (event.actor, event.inc)
         self._posts[engine] = (event.n, event.cause or "")
-        if event.data["route"] == _PAUSE:
+        if event.data["route"] == PAUSE:
             self._pauses[engine] = event.cause or ""
 
     def _abort_asked(self, event: Event) -> None:

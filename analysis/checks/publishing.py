@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from analysis.checks.base import Check, Handler, shown
 from analysis.checks.ledger import Ledger
-from analysis.checks.publishing_views import GENERATIONS, UPDATES, Fleet, GateCalls, Place, may_be_of_a_gate
+from analysis.checks.publishing_views import GENERATIONS, TURNS, UPDATES, Fleet, GateCalls, Place, may_be_of_a_gate
 from protocol.evidence import Event
 
 _NS = 1_000_000_000
@@ -227,10 +227,10 @@ class PoisonedGateAdmitsNothing(Check):
         }
 
     def wants_call(self, method: str) -> bool:
-        return method in GENERATIONS or may_be_of_a_gate(method)
+        return method in TURNS or may_be_of_a_gate(method)
 
     def _on_sent(self, event: Event) -> None:
-        if self._calls.sent(event) is None and event.data["method"] in GENERATIONS:
+        if self._calls.sent(event) is None and event.data["method"] in TURNS:
             place = self._fleet.by_entrypoint.get(event.actor)
             if place is not None and place.gate:
                 self._upstream[event.data["call"]] = (event, place)

@@ -8,8 +8,10 @@ from protocol.evidence import Event
 
 UPDATES = frozenset(f"/update_weights_from_{source}" for source in ("disk", "tensor", "distributed", "ipc"))
 """Routes that change weights."""
-GENERATIONS = frozenset(("/generate", "/v1/chat/completions", "/v1/messages"))
+TURNS = frozenset(("/generate", "/v1/chat/completions", "/v1/messages"))
 """Routes of turns: an entrypoint's and those of a session server."""
+GENERATIONS = TURNS | {"/v1/completions"}
+"""Routes by which an engine generates."""
 PAUSE = "/pause_generation"
 CONTINUE = "/continue_generation"
 _NOT_OF_GATES = frozenset(("handle", "generate", "retire_route_sessions", "retire_sessions"))

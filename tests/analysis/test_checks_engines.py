@@ -146,7 +146,8 @@ def test_stale_prefix() -> None:
 # --- no_route_before_health
 def generation(h: History, call: int, to: str = "e0/1", at: str = "gateway/1", **fields: Any) -> Event:
     name, _, inc = to.rpartition("/")
-    return h("call.sent", at=at, call=call, target=name, target_inc=int(inc), method="/generate", **fields)
+    fields.setdefault("method", "/generate")
+    return h("call.sent", at=at, call=call, target=name, target_inc=int(inc), **fields)
 
 
 def test_route_before_health_fails() -> None:
@@ -159,6 +160,16 @@ def test_route_before_health_fails() -> None:
     row = h.end().judged("no_route_before_health")
     assert (row.result, row.witness, row.judged) == ("fail", (early.seq, ready.seq), 2)
     assert "gateway/1 sent a generation (call 2) to e0/1 before it was ready" in row.explain
+
+
+@pytest.mark.parametrize("route", ["/v1/chat/completions", "/v1/completions", "/v1/messages"])
+def test_every_route_that_generates_is_a_generation(route: str) -> None:
+    h = History()
+    h("engine.started", at="e0/1")
+    early = generation(h, 1, method=route)
+    ready = h.ready()
+    row = h.end().judged("no_route_before_health")
+    assert (row.result, row.witness) == ("fail", (early.seq, ready.seq))
 
 
 def test_route_after_health_passes() -> None:

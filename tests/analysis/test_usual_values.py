@@ -1,14 +1,19 @@
-"""What checks take for the usual values of components is what components have: analysis may not look at their defaults.
+"""What checks take for usual values, states and routes is what there is: analysis may not import those who have them.
 
 Where a scenario sets another value, that is on record (``scale.budget``, ``scale.window``, ``autoscaler.coverage``).
 """
 
 from __future__ import annotations
 
-from analysis.checks import autoscaler, scaling_operators
+from analysis.checks import autoscaler, publishing_views, scaling_operators, scaling_views
 from protocol.config import RolloutScalingConfig, ScalingConfig
 from protocol.evidence import KINDS
+from protocol.rollout.elastic_contract import ROLLOUT_TERMINAL
+from protocol.scaling import contract, requests
 from protocol.scaling.policy import AutoscalerConfig
+from protocol.serving import admin
+from protocol.serving.gateway_bodies import GATEWAY_ROUTES
+from sim import engine_anthropic, engine_openai
 
 
 def test_the_usual_values_of_scaling() -> None:
@@ -35,3 +40,15 @@ def test_the_documented_usual_values_are_these() -> None:
     }
     for (kind, field), value in said.items():
         assert f"{value:g} where nothing is said" in KINDS[kind].fields[field][1], (kind, field)
+
+
+def test_the_states_in_which_an_operation_is_over() -> None:
+    tables = (contract.TERMINAL, ROLLOUT_TERMINAL, requests.TERMINAL)
+    assert set(scaling_views.TERMINAL) == {state for table in tables for states in table.values() for state in states}
+
+
+def test_the_routes_that_generate() -> None:
+    engine = {"/generate", *engine_openai.ROUTES, engine_anthropic.ROUTE}
+    assert publishing_views.GENERATIONS == engine
+    assert {route.path for route in GATEWAY_ROUTES if route.handler == "forward"} <= engine
+    assert admin.UPDATE_WEIGHTS in publishing_views.UPDATES
