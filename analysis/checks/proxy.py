@@ -5,9 +5,8 @@ from __future__ import annotations
 from analysis.checks.base import Check, Handler
 from analysis.checks.ledger import Ledger
 from analysis.checks.publishing_views import Fleet, GateCalls
+from analysis.checks.shadow import PROBE_PREFIX
 from protocol.evidence import Event
-
-_PROBE = "probe-"
 
 
 class ProxyRegisteredOnce(Check):
@@ -215,7 +214,7 @@ class ProxyProbe(Check):
 
     def _on_forwarded(self, event: Event) -> None:
         service, session = event.data["service"], event.data["session"]
-        if session.startswith(_PROBE):
+        if session.startswith(PROBE_PREFIX):
             sealed = next(iter(self._closed.get(service, {}).values()), None)
             if sealed is not None:
                 self.violation(f"probe {session} was sent while gates of {service} were closed", sealed.seq, event.seq)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from analysis.checks.base import Check, Handler
 from analysis.checks.ledger import Ledger, Process
-from analysis.checks.scaling import _PlacementCheck
+from analysis.checks.scaling import PlacementCheck
 from analysis.checks.scaling_views import TERMINAL
 from protocol.evidence import Event
 from protocol.messages import service_of
@@ -66,7 +66,7 @@ class RolloutStatusIsExplicit(Check):
         return f"{self.judged} terminal answers, {self.violations} not explicit"
 
 
-class NoEndInAnUpdate(_PlacementCheck):
+class NoEndInAnUpdate(PlacementCheck):
     """No component ends a replica that is well while a weight update is under way on any replica of its service.
 
     A scale-in waits for the update that runs, and an update is refused while replicas drain: otherwise some replicas

@@ -14,7 +14,7 @@ from protocol.messages import service_of
 _CLOSE_NS = 5 * 10**9  # from the choice of a victim until its gateway must have closed it
 
 
-class _PlacementCheck(Check):
+class PlacementCheck(Check):
     """Base of the checks on placement groups: its own handlers run before the groups change."""
 
     def __init__(self, ledger: Ledger) -> None:
@@ -38,7 +38,7 @@ class _PlacementCheck(Check):
             see(event)
 
 
-class RemovedWhileIdle(_PlacementCheck):
+class RemovedWhileIdle(PlacementCheck):
     """No component ends a replica while a request that its client waits for runs on it."""
 
     name = "removed_while_idle"
@@ -71,7 +71,7 @@ class RemovedWhileIdle(_PlacementCheck):
         return f"{self.judged} replicas removed, {self.violations} requests cut off"
 
 
-class GroupsReleasedOnce(_PlacementCheck):
+class GroupsReleasedOnce(PlacementCheck):
     """The removal of a placement group is asked for once, newest group first, and in the end nothing is left over."""
 
     name = "groups_released_once"
@@ -118,7 +118,7 @@ class GroupsReleasedOnce(_PlacementCheck):
         return f"{len(self.groups.all)} groups, {self.violations} released wrongly or left"
 
 
-class RanksAreNotReused(_PlacementCheck):
+class RanksAreNotReused(PlacementCheck):
     """A replica that was scaled out starts in its own placement group only, and never again once that is REMOVED."""
 
     name = "ranks_are_not_reused"
@@ -166,7 +166,7 @@ class RanksAreNotReused(_PlacementCheck):
         return f"{self.judged} starts, {self.violations} of a rank that was over"
 
 
-class ProtectedAlive(_PlacementCheck):
+class ProtectedAlive(PlacementCheck):
     """The replicas of the deployment stay: no component ends one that is well, and all of them serve in the end."""
 
     name = "protected_alive"
@@ -207,7 +207,7 @@ class ProtectedAlive(_PlacementCheck):
         return f"{len(self._initial)} initial replicas, {self.violations} lost"
 
 
-class CleanMeansClean(_PlacementCheck):
+class CleanMeansClean(PlacementCheck):
     """What an operator is told to be done and clean is so, and stays so until somebody asks for something.
 
     When nothing else is open: every placement group that is not REMOVED holds a replica that serves, capacity is the
@@ -296,7 +296,7 @@ class CleanMeansClean(_PlacementCheck):
         return f"{self.judged} answers judged, {self.violations} untrue"
 
 
-class NeverAboveTarget(_PlacementCheck):
+class NeverAboveTarget(PlacementCheck):
     """There are never more replicas than the largest total that anybody asked for."""
 
     name = "never_above_target"
@@ -340,7 +340,7 @@ class NeverAboveTarget(_PlacementCheck):
         return f"{self.judged} placement groups made, {self.violations} too many"
 
 
-class VictimStaysOut(_PlacementCheck):
+class VictimStaysOut(PlacementCheck):
     """A replica in drain gets no request any more, soon after its drain began and until it is gone (scaling.md 5.2).
 
     Who the victim was, its end says: its placement group is REMOVED while a scale-in is open. It was in drain from when

@@ -8,6 +8,7 @@ from protocol.evidence import Event
 Process = tuple[str, int]
 
 PROBE_PREFIX = "probe-"
+"""What the ids of requests and sessions begin with by which a component tries something out: no client's."""
 
 # These act on exports, metrics, clocks and placement groups. A request that fails while only they are on has failed for
 # a reason of its own: serving must go on without any of them.
