@@ -28,7 +28,7 @@ from protocol.serving.http import HttpAnswer, HttpRequest, json_answer
 from real.http_server import HttpServer, ServerSettings
 from real.options import Usage, is_url, token_in, url_host
 from real.scale_target import HttpAutoscalerApi
-from real.serving import Log, local_world, run_command
+from real.serving import Log, add_listening, listening, local_world, run_command
 
 
 async def serve(
@@ -109,11 +109,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m real.autoscaler", description=(__doc__ or "").partition("\n\n")[0])
     parser.add_argument("--config", required=True, metavar="FILE", help="JSON, as GET /config answers it")
     parser.add_argument("--start", action="store_true", help="decide at once, without waiting for POST /start")
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen on; any but loopback needs a token")
-    parser.add_argument("--port", type=int, default=0, help="0 (default): any free one; the first line tells it")
-    parser.add_argument("--token-file", metavar="FILE", help="clients must bring its content as a bearer token")
+    add_listening(parser, grace_s=5.0)
     parser.add_argument("--target-token-file", metavar="FILE", help="the token that the services ask for")
-    parser.add_argument("--grace-s", type=float, default=5.0, help="for what is in flight when asked to stop")
     return parser
 
 
@@ -122,10 +119,7 @@ def main(arguments: list[str] | None = None) -> int:
     given = _parser().parse_args(arguments)
 
     def serving() -> Callable[[Log, asyncio.Event], Awaitable[int]]:
-        settings = ServerSettings.model_validate(
-            {"host": given.host, "port": given.port, "token": token_in(given.token_file),
-             "shutdown_grace_s": given.grace_s}
-        )  # fmt: skip
+        settings = listening(given)
         target_token = token_in(given.target_token_file, "--target-token-file")
         config = read_config(given.config)
         return lambda log, stop: serve(

@@ -21,9 +21,9 @@ from protocol.messages import EngineAddress
 from protocol.serving.gateway import Gateway
 from protocol.serving.health import HealthProber
 from real.http_server import HttpFront, ServerSettings
-from real.options import Usage, engine_address, token_in, url_host
+from real.options import Usage, engine_address, url_host
 from real.serve_roster import BadRoster, Roster, read_roster
-from real.serving import Log, local_world, run_command
+from real.serving import Log, add_listening, listening, local_world, run_command
 
 
 async def serve(
@@ -74,10 +74,7 @@ def _parser() -> argparse.ArgumentParser:
     which = parser.add_mutually_exclusive_group(required=True)
     which.add_argument("--engine", action="append", metavar="URL", help="http://HOST:PORT; repeatable")
     which.add_argument("--roster", metavar="FILE", help="one such URL a line; read again while serving")
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen on; any but loopback needs a token")
-    parser.add_argument("--port", type=int, default=0, help="0 (default): any free one; the first line tells it")
-    parser.add_argument("--token-file", metavar="FILE", help="clients must bring its content as a bearer token")
-    parser.add_argument("--grace-s", type=float, default=30.0, help="for what is in flight when asked to stop")
+    add_listening(parser, grace_s=30.0)
     parser.add_argument("--attempts", type=int, default=3, help="sends per call, the first included")
     parser.add_argument("--read-timeout-s", type=float, default=600.0, help="longest time for one answer of an engine")
     return parser
@@ -92,8 +89,7 @@ def main(arguments: list[str] | None = None) -> int:
         engines = roster() if roster is not None else tuple(engine_address(url) for url in given.engine)
         if len(set(engines)) < len(engines):
             raise Usage("--engine: the same address twice")
-        token = token_in(given.token_file)
-        settings = ServerSettings(host=given.host, port=given.port, token=token, shutdown_grace_s=given.grace_s)
+        settings = listening(given)
         gateway = GatewayConfig(attempts=given.attempts, read_timeout_s=given.read_timeout_s)
         return lambda log, stop: serve(
             engines, settings, gateway=gateway, health=HealthConfig(), http=HttpConfig(), log=log, stop=stop,

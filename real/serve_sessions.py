@@ -30,9 +30,9 @@ from protocol.serving.settlement import RejectionPattern
 from protocol.serving.turn_hooks import NoHooks, TraceHooks
 from real.http_server import ServerSettings
 from real.local import LocalBackend
-from real.options import Usage, engine_address, token_in, url_host
+from real.options import Usage, engine_address, url_host
 from real.serve_roster import Roster
-from real.serving import Log, local_world, run_command
+from real.serving import Log, add_listening, listening, local_world, run_command
 from real.session_http import SessionFront
 
 
@@ -141,10 +141,7 @@ def _parser() -> argparse.ArgumentParser:
         "--engine", required=True, action="append", metavar="URL",
         help="http://HOST:PORT; repeatable: each session then stays on one of them",
     )  # fmt: skip
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen on; any but loopback needs a token")
-    parser.add_argument("--port", type=int, default=0, help="0 (default): any free one; the first line tells it")
-    parser.add_argument("--token-file", metavar="FILE", help="clients must bring its content as a bearer token")
-    parser.add_argument("--grace-s", type=float, default=30.0, help="for what is in flight when asked to stop")
+    add_listening(parser, grace_s=30.0)
     parser.add_argument(
         "--hooks", default="trace", metavar="NAME", help="trace (default), none, or package.module:Class"
     )
@@ -162,8 +159,7 @@ def main(arguments: list[str] | None = None) -> int:
         engines = tuple(engine_address(url) for url in given.engine)
         if len(set(engines)) < len(engines):
             raise Usage("--engine: the same address twice")
-        token = token_in(given.token_file)
-        settings = ServerSettings(host=given.host, port=given.port, token=token, shutdown_grace_s=given.grace_s)
+        settings = listening(given)
         config = SessionServerConfig(forward_timeout_s=given.timeout_s, engine=given.engine_kind, gated_streams=True)
         RejectionPattern(config)  # an engine that is not known is told before anything is started
         hooks = hooks_named(given.hooks)

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import contextlib
 import dataclasses
@@ -17,11 +18,25 @@ import aiohttp
 import pydantic
 
 from real.http_call import new_session
-from real.http_server import PortTaken
+from real.http_server import PortTaken, ServerSettings
 from real.local import LocalBackend
-from real.options import Usage
+from real.options import Usage, token_in
 
 Log = Callable[[str], None]
+
+
+def add_listening(parser: argparse.ArgumentParser, *, grace_s: float) -> None:
+    """The options of where a command listens, whom it lets in, and how long it waits at its end (s, by default)."""
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on; any but loopback needs a token")
+    parser.add_argument("--port", type=int, default=0, help="0 (default): any free one; the first line tells it")
+    parser.add_argument("--token-file", metavar="FILE", help="clients must bring its content as a bearer token")
+    parser.add_argument("--grace-s", type=float, default=grace_s, help="for what is in flight when asked to stop")
+
+
+def listening(given: argparse.Namespace) -> ServerSettings:
+    """What these options say. Raises Usage: the file has no token; ValidationError: a value is out of bounds."""
+    token = token_in(given.token_file)
+    return ServerSettings(host=given.host, port=given.port, token=token, shutdown_grace_s=given.grace_s)
 
 
 @dataclasses.dataclass
