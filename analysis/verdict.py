@@ -93,34 +93,41 @@ class Judge:
 
     def feed(self, event: Event) -> None:
         """Judge one event. Never raises: a check that does becomes inconclusive."""
+        self.feed_all((event,))
+
+    def feed_all(self, events: Iterable[Event]) -> None:
+        """Judge events, as :meth:`feed` would one by one."""
         ledger = self._ledger
-        ledger.events += 1
-        ledger.last = event
-        if ledger.causal is not None:
-            ledger.causal.see(event)
-        kind = event.kind
-        handler = None
-        found: Handlers | None = None
-        try:
-            if kind == _SENT:
-                data = event.data
-                ledger.open_calls[data["call"]] = event
-                found = self._sends.get(data["method"])
-                if found is None:
-                    found = self._about(data["method"], kind, self._sends)
-            elif kind == _DONE and (sent := ledger.open_calls.pop(event.data["call"], None)) is not None:
-                ledger.ended_calls += 1
-                found = self._ends.get(sent.data["method"])
-                if found is None:
-                    found = self._about(sent.data["method"], kind, self._ends)
-            else:
-                found = self._dispatch.get(kind)
-                if found is None:
-                    found = self._first_of(kind)
-            for handler in found:
-                handler(event)
-        except Exception as error:
-            self._drop(handler, event, error, found or ())
+        open_calls = ledger.open_calls
+        dispatch, sends, ends = self._dispatch, self._sends, self._ends
+        for event in events:
+            ledger.events += 1
+            ledger.last = event
+            if ledger.causal is not None:
+                ledger.causal.see(event)
+            kind = event.kind
+            handler = None
+            found: Handlers | None = None
+            try:
+                if kind == _SENT:
+                    data = event.data
+                    open_calls[data["call"]] = event
+                    found = sends.get(data["method"])
+                    if found is None:
+                        found = self._about(data["method"], kind, sends)
+                elif kind == _DONE and (sent := open_calls.pop(event.data["call"], None)) is not None:
+                    ledger.ended_calls += 1
+                    found = ends.get(sent.data["method"])
+                    if found is None:
+                        found = self._about(sent.data["method"], kind, ends)
+                else:
+                    found = dispatch.get(kind)
+                    if found is None:
+                        found = self._first_of(kind)
+                for handler in found:
+                    handler(event)
+            except Exception as error:
+                self._drop(handler, event, error, found or ())
 
     record = feed  # a Judge is a Recorder
 
@@ -228,8 +235,7 @@ def _as_asked(row: CheckResult) -> CheckResult:
 def judge(events: Iterable[Event], preregistered: Preregistered | None = None) -> Verdict:
     """The verdict on a finished stream of events."""
     arbiter = Judge(preregistered)
-    for event in events:
-        arbiter.feed(event)
+    arbiter.feed_all(events)
     return arbiter.verdict()
 
 
@@ -245,8 +251,7 @@ def judge_run(directory: RunDir) -> Verdict:
         where = str(directory.run)
         raise error if str(error).startswith(where) else BadInput(f"{where}: key 'preregistered': {error}") from error
     reader = directory.read_events()
-    for event in reader:
-        arbiter.feed(event)
+    arbiter.feed_all(reader)
     return arbiter.verdict(reader.cut)
 
 

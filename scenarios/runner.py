@@ -238,7 +238,7 @@ def run_in_sim(
         if watch is not None:
             watch(stage)
 
-    stage = SimStage(scenario, seed, sinks=[judge.feed], write=write, explore=explore, hang_after_s=hang_after_s)
+    stage = SimStage(scenario, seed, batches=[judge.feed_all], write=write, explore=explore, hang_after_s=hang_after_s)
     try:
         with stage, contextlib.redirect_stdout(sys.stderr):  # stdout is for results; a component may print
             result = stage.run()

@@ -44,7 +44,8 @@ class SimStage(FaultPort):
     Args:
         scenario: what runs.
         seed: of everything.
-        sinks: consumers of every event, such as the judge.
+        sinks: consumers of every event.
+        batches: consumers of some hundred events at a time, such as the judge.
         write: takes the encoded lines.
         explore: draw orders and delays from the seed.
         copy_always: copy declared immutable messages too.
@@ -57,6 +58,7 @@ class SimStage(FaultPort):
         seed: int,
         *,
         sinks: Iterable[Callable[[Event], None]] = (),
+        batches: Iterable[Callable[[list[Event]], object]] = (),
         write: Callable[[bytes], object] | None = None,
         explore: bool = False,
         copy_always: bool = False,
@@ -71,6 +73,7 @@ class SimStage(FaultPort):
             nodes=model.topology.nodes,
             gpus_per_node=model.topology.gpus_per_node,
             sinks=sinks,
+            batches=batches,
             write=write,
             explore=explore,
             copy_always=copy_always,

@@ -129,6 +129,7 @@ class ActorSystem:
             "call.sent",
             cause.get(),
             {"call": number, "target": name, "target_inc": incarnation, "method": method.name},
+            True,
         )
         if event is None or not caller.alive:  # an injector may act at the emission, which precedes the effect
             return sent

@@ -332,7 +332,7 @@ class Call:
         if not self.reported and self.number:
             self.reported = True
             data = {"call": self.number, "outcome": outcome, "error": error}
-            self.caller.world.record(self.caller, "call.done", cause, data)
+            self.caller.world.record(self.caller, "call.done", cause, data, True)
 
     # --- what the network says ---
 

@@ -90,6 +90,7 @@ class Exchange:
             "call.sent",
             None,
             {"call": self.number, "target": address.name, "target_inc": address.incarnation, "method": self.method},
+            True,
         )
         if event is None:
             return self.future  # a dead caller: the future stays pending for ever, and nobody is there to see it
@@ -255,7 +256,7 @@ class Exchange:
     def _end(self, outcome: str, error: str, answered_at: int = 0) -> None:
         cause = f"{self.server.name}/{self.server.incarnation}/{answered_at}" if answered_at else None
         self.network.world.record(
-            self.caller, "call.done", cause, {"call": self.number, "outcome": outcome, "error": error}
+            self.caller, "call.done", cause, {"call": self.number, "outcome": outcome, "error": error}, True
         )
 
     def _stop_connect(self) -> None:

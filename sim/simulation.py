@@ -37,7 +37,7 @@ class Simulation:
     Args:
         seed: of every random stream.
         nodes, gpus_per_node, cpus_per_node: the cluster.
-        recorder, sinks, write: consumers of the evidence (``sim.world.World``).
+        recorder, sinks, batches, write: consumers of the evidence (``sim.world.World``).
         explore: draw delays, durations, scheduling order and the order of equal times from the seed.
         copy_always: copy declared immutable messages too.
         timings: durations of the world.
@@ -57,6 +57,7 @@ class Simulation:
         cpus_per_node: float = 64,
         recorder: Recorder | None = None,
         sinks: Iterable[Callable[[Event], None]] = (),
+        batches: Iterable[Callable[[list[Event]], object]] = (),
         write: Callable[[bytes], object] | None = None,
         explore: bool = False,
         copy_always: bool = False,
@@ -72,6 +73,7 @@ class Simulation:
             seed=seed,
             recorder=recorder,
             sinks=sinks,
+            batches=batches,
             write=write,
             explore=explore,
             copy_always=copy_always,

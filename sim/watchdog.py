@@ -22,6 +22,7 @@ from typing import Any, Self
 
 from sim.clock import SimulationStopped
 from sim.kernel import Kernel
+from sim.world import World
 
 HANG_AFTER_S = 60.0
 """Real seconds that one callback may take. The longest of a healthy run takes milliseconds."""
@@ -114,9 +115,11 @@ class Watchdog:
     def _look(self, number: int, frame: FrameType | None) -> None:
         if self._over:
             return
-        if self._interrupted or self._report:
-            self._end()
         frames = list(_outwards(frame))
+        # What is recorded is handed on whole, also to a judge that takes it in batches: the next look may end it.
+        may_end = all(one.f_code is not World.flush.__code__ for one in frames)
+        if (self._interrupted or self._report) and may_end:
+            self._end()
         iterating = next((at for at, one in enumerate(frames) if one.f_code is Kernel._iterate.__code__), None)
         if iterating is None:  # between two callbacks
             self._seen, self._same = None, 0
@@ -128,7 +131,7 @@ class Watchdog:
             self._rearm()
             return
         self._same += 1
-        if self._same * self._every_s >= self._after_s:
+        if self._same * self._every_s >= self._after_s and may_end:
             self._report = self._describe(names, frames[:iterating])
             self._end()
 

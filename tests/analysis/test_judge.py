@@ -103,6 +103,17 @@ def test_a_check_that_raises_is_inconclusive_and_the_others_go_on() -> None:
     assert verdict.result == "inconclusive"
 
 
+def test_events_judged_together_are_judged_as_one_by_one() -> None:
+    events = good().events
+    together, apart = (Judge(invariants=(Raises, *INVARIANTS)) for _ in range(2))
+    together.feed_all(events[:3])
+    together.feed_all(iter(events[3:]))
+    for event in events:
+        apart.feed(event)
+    assert together.verdict() == apart.verdict()
+    assert together.verdict().events == len(events)
+
+
 def test_unknown_names_are_refused() -> None:
     known = ", ".join(sorted(check.name for check in INVARIANTS))
     with pytest.raises(BadInput, match=f"names 'nothing_loost'; known are {known}$"):

@@ -120,7 +120,7 @@ def measure(requests: pathlib.Path, replicas: int) -> dict[str, Any]:
         chosen = scenario(requests, replicas, profile_for(requests, pathlib.Path(folder)))
         judge = Judge(preregistered(chosen))
         with open(pathlib.Path(folder) / "events.jsonl", "xb", buffering=0) as evidence:
-            stage = SimStage(chosen, 1, sinks=[judge.feed], write=evidence.write)
+            stage = SimStage(chosen, 1, batches=[judge.feed_all], write=evidence.write)
             stopwatch = stage.progress = Stopwatch(stage)
             with stage:
                 result = stage.run()

@@ -51,7 +51,7 @@ def storm(sessions: int) -> int:
     scenario = load("affinity_storm", changes)
     begun, cpu = perf_counter(), process_time()
     judge = Judge(preregistered(scenario))
-    with SimStage(scenario, FIRST_SEED, sinks=[judge.feed]) as stage:
+    with SimStage(scenario, FIRST_SEED, batches=[judge.feed_all]) as stage:
         stage.run()
     verdict = judge.verdict()
     cpu_s = process_time() - cpu

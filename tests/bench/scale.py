@@ -52,7 +52,7 @@ def measure(requests: int, replicas: int) -> dict[str, Any]:
     judge = Judge(preregistered(scenario))
     with tempfile.TemporaryDirectory() as folder:
         with open(pathlib.Path(folder) / "events.jsonl", "xb", buffering=0) as evidence:
-            stage = SimStage(scenario, scenario.model.seed, sinks=[judge.feed], write=evidence.write)
+            stage = SimStage(scenario, scenario.model.seed, batches=[judge.feed_all], write=evidence.write)
             stopwatch = stage.progress = Stopwatch(stage)
             with stage:
                 result = stage.run()

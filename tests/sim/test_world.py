@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from time import monotonic  # bound here: in an actor the module's own is simulated
 from typing import Any
 
 import pytest
 
-from protocol.evidence import Event, UndeclaredEvent
+from protocol.evidence import Event, UndeclaredEvent, encode
 from protocol.faulting import Target
 from protocol.ports import EngineSpec, backend
+from sim.clock import SimulationStopped
 from sim.simulation import Simulation
 from tests.contract.faulted import until_ready
 from tests.sim.worlds import Echo
@@ -118,3 +120,44 @@ def test_what_cannot_be_recorded_takes_no_number() -> None:
     assert [e.seq for e in events] == list(range(1, simulation.world.seq + 1))
     own = [e for e in events if e.actor == "loose"]
     assert [e.n for e in own] == list(range(1, len(own) + 1)) and own[-1].kind == "test.mark"
+
+
+def test_batches_are_every_event_once_in_order_as_the_file_has_them() -> None:
+    async def body(port: Any, simulation: Simulation) -> None:
+        echo = await port.spawn(Echo, name="echo")
+        for _ in range(400):
+            await echo.echo(1)
+        for _ in range(1100):  # more than a batch in one step
+            simulation.world.observe("run.healed", faults=0)
+
+    batches: list[list[Event]] = []
+    written: list[bytes] = []
+    events, simulation = run(body, batches=[batches.append], write=written.append)
+    assert [event for batch in batches for event in batch] == events and simulation.world.seq == len(events)
+    assert max(map(len, batches)) == 512 and len(batches) == len(written)
+    # The lines of calls are made when a batch is handed on; they are what the event said when it was made.
+    assert b"".join(written).decode() == "".join(map(encode, events))
+    assert sum(event.kind == "call.done" for event in events) == 400
+
+
+def test_what_an_endless_callback_has_recorded_is_handed_on_whole() -> None:
+    taken: list[Event] = []
+
+    def slow(batch: list[Event]) -> None:
+        for event in batch:
+            until = monotonic() + (0.7 if event.seq == 200 else 0)
+            while monotonic() < until:
+                pass  # here the watchdog finds that it has waited for long enough
+            taken.append(event)
+
+    def endless(world: Any) -> None:
+        while True:
+            world.observe("run.healed", faults=0)
+
+    async def body(port: Any, simulation: Simulation) -> None:
+        endless(simulation.world)
+
+    with Simulation(batches=[slow], hang_after_s=0.5) as simulation:
+        with pytest.raises(SimulationStopped, match="has not come back"):
+            simulation.run(lambda port: body(port, simulation))
+    assert [event.seq for event in taken] == list(range(1, simulation.world.seq + 1))
