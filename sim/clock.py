@@ -54,7 +54,6 @@ class Entry:
         return self.fn is None
 
 
-_new_entry = Entry.__new__
 NEVER_NS = 1 << 80
 """From this time on (38 million years) nothing happens any more: what is scheduled then is kept, and never due."""
 FEW_CANCELLED = 100
@@ -84,7 +83,7 @@ class Clock(simpy.Environment):
 
     def call_at(self, t_ns: int, fn: Callable[..., object], *args: Any, background: bool = False) -> Entry:
         """Run ``fn(*args)`` at ``t_ns`` (not before now), outside of any actor."""
-        entry = _new_entry(Entry)  # filled here, without an __init__: engines make one for every step
+        entry = Entry()  # filled here, without an __init__: engines make one for every step
         entry.clock = self
         entry.fn = fn
         entry.args = args
@@ -97,7 +96,7 @@ class Clock(simpy.Environment):
 
     def post(self, delay_ns: int, fn: Callable[..., object], args: tuple[Any, ...], background: bool) -> Entry:
         """:meth:`call_after` for messages, whose arguments are packed already."""
-        entry = _new_entry(Entry)
+        entry = Entry()
         entry.clock = self
         entry.fn = fn
         entry.args = args
@@ -111,7 +110,7 @@ class Clock(simpy.Environment):
 
     def call_in_place(self, t_ns: int, number: int, fn: Callable[..., object], *, background: bool = False) -> Entry:
         """As :meth:`call_at`, ordered among equal times as if it had been asked for when ``number`` was taken."""
-        entry = _new_entry(Entry)
+        entry = Entry()
         entry.clock = self
         entry.fn = fn
         entry.args = ()

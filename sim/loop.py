@@ -33,7 +33,6 @@ background: contextvars.ContextVar[bool] = contextvars.ContextVar("seatrial_back
 
 
 _copy_context = contextvars.copy_context
-_new_handle = SimHandle.__new__
 _PLAIN = object()
 
 
@@ -99,7 +98,7 @@ class ActorLoop(RefusedLoop):
         return (t + self.origin_ns) / 1_000_000_000
 
     def _handle(self, callback: Any, args: Any, context: contextvars.Context | None) -> SimHandle:
-        handle: Any = _new_handle(SimHandle)
+        handle: Any = SimHandle()
         handle._context = _copy_context() if context is None else context
         handle._loop = self
         handle._callback = callback
@@ -114,8 +113,8 @@ class ActorLoop(RefusedLoop):
     def call_soon(  # type: ignore[override]  # gives our handle
         self, callback: Any, *args: Any, context: contextvars.Context | None = None
     ) -> asyncio.Handle:
-        # _handle written out, as in call_later: these two run for everything that an actor does.
-        handle: Any = _new_handle(SimHandle)
+        # _handle written out, as in call_later and call_at: these run for everything that an actor does.
+        handle: Any = SimHandle()
         handle._context = _copy_context() if context is None else context
         handle._loop = self
         handle._callback = callback
@@ -155,7 +154,7 @@ class ActorLoop(RefusedLoop):
         if self.drift_ppb:
             return self.call_at(self.time() + delay, callback, *args, context=context)
         t_ns = clock._now + ns
-        timer: Any = _new_handle(SimHandle)
+        timer: Any = SimHandle()
         timer._context = _copy_context() if context is None else context
         timer._loop = self
         timer._callback = callback
@@ -187,7 +186,14 @@ class ActorLoop(RefusedLoop):
         if t_ns <= now:
             # The deadline may be ahead by less than a nanosecond; see call_later.
             t_ns = now if when <= self.time() else now + 1
-        timer: Any = self._handle(callback, args, context)
+        timer: Any = SimHandle()
+        timer._context = _copy_context() if context is None else context
+        timer._loop = self
+        timer._callback = callback
+        timer._args = args
+        timer._cancelled = False
+        timer._repr = None
+        timer._source_traceback = None
         timer._when = when
         timer._scheduled = True
         if self._shut:

@@ -46,10 +46,11 @@ class SimHandle(asyncio.TimerHandle):
     """A callback to be run by a loop, at once (``_when`` is None) or at a time.
 
     One class for both: the kernel reads these fields for every callback, and CPython caches a field's place only where
-    it meets one type. The fields are set by the loop's call_soon, call_later and call_at, without an ``__init__``.
+    it meets one type. The fields are set by the loop's call_soon, call_later and call_at.
     """
 
     __slots__ = ()
+    __init__ = object.__init__  # type: ignore[assignment]  # takes nothing, sets nothing
 
     # By identity, as asyncio.Handle; asyncio.TimerHandle compares times.
     __hash__ = asyncio.Handle.__hash__
