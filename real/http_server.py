@@ -116,9 +116,10 @@ class HttpServer:
         await runner.setup()
         try:
             await web.TCPSite(runner, settings.host, settings.port, backlog=1024).start()
-        except OSError as error:
+        except (OSError, UnicodeError) as error:  # the latter: a name that no host has
             await runner.cleanup()
-            raise PortTaken(f"cannot listen on {settings.host}:{settings.port}: {error.strerror}") from error
+            why = error.strerror if isinstance(error, OSError) else error
+            raise PortTaken(f"cannot listen on {settings.host}:{settings.port}: {why}") from error
         self._runner = runner
         self._closing = asyncio.get_running_loop().create_task(self._close_the_idle(), name="close-idle-connections")
         host, port, *_ = runner.addresses[0]

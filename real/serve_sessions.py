@@ -115,7 +115,12 @@ async def _affinity(
 
 
 def hooks_named(name: str) -> Callable[..., Any]:
-    """``trace``, ``none``, or a class as ``package.module:Class``, called with the trace store. Raises Usage."""
+    """``trace``, ``none``, or a class as ``package.module:Class``, called with the trace store.
+
+    Raises:
+        Usage: there is no such class, or it lacks a method. What is given raises it too, where the class does not take
+            the trace store.
+    """
     if name == "trace":
         return TraceHooks
     if name == "none":
@@ -127,10 +132,21 @@ def hooks_named(name: str) -> Callable[..., Any]:
         found: Callable[..., Any] = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError) as error:
         raise Usage(f"--hooks {name}: {error}") from None
+    except (Exception, SystemExit) as error:  # it is the user's: its import may do anything
+        what = f"{type(error).__name__}: {error}"
+        raise Usage(f"--hooks {name}: importing {module!r} failed ({what}); correct the module") from None
     missing = [one for one in ("on_request", "on_response", "on_end") if not hasattr(found, one)]
     if missing:
         raise Usage(f"--hooks {name}: has no {', '.join(missing)}; see docs/session_server.md")
-    return found
+
+    def made(store: Any) -> Any:
+        try:
+            return found(store)
+        except Exception as error:
+            what = f"{type(error).__name__}: {error}"
+            raise Usage(f"--hooks {name}: cannot be made with the trace store ({what}); correct its __init__") from None
+
+    return made
 
 
 def _parser() -> argparse.ArgumentParser:

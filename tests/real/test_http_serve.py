@@ -54,6 +54,15 @@ def test_bad_usage_is_one_message_and_exit_code_2(
     assert len(lines) == 1 and lines[0].startswith("error: ") and says in lines[0]
 
 
+@pytest.mark.parametrize("host", ["a..b", "a" * 70])
+def test_a_host_that_has_no_name_of_one(host: str, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    token = tmp_path / "token"
+    token.write_text("t" * 16)
+    assert main([*ENGINE, "--host", host, "--token-file", str(token)]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1 and lines[0].startswith(f"error: cannot listen on {host}:0: ")
+
+
 def test_a_port_that_is_taken(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
