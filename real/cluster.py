@@ -207,8 +207,8 @@ def head_problem(address: str) -> str:
         return "write it as host:port, the address of the cluster's head"
     try:
         socket.create_connection((host, int(port)), timeout=_ANSWERS_WITHIN_S).close()
-    except OSError as error:
-        return f"nobody answers there ({error.strerror or error})"
+    except (OSError, UnicodeError) as error:  # the latter: a name that no host has
+        return f"nobody answers there ({getattr(error, 'strerror', None) or error})"
     # Ray itself asks for minutes whatever listens there, with lines of its own on stderr; so another process asks.
     try:
         asked = subprocess.run(

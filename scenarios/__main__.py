@@ -196,9 +196,10 @@ def _run_for_real(
     report: bool,
 ) -> NoReturn:
     from scenarios.real_preflight import RealOptions, plan
-    from scenarios.real_run import run_in_real
+    from scenarios.real_run import Interrupts, run_in_real
 
-    planned = plan(checked, dataclasses.replace(RealOptions(*chosen.values()), **more))
+    with Interrupts() as interrupts, interrupts.admitted():  # SIGTERM too: a probe of the plan may have begun a folder
+        planned = plan(checked, dataclasses.replace(RealOptions(*chosen.values()), **more))
     options = [word for option, value in chosen.items() if value for word in (option, value)]
     options += [f"--engine-argument={argument}" for argument in more["engine_arguments"]]
     repeat = repeat_command(name, seed, changes, False, "real", options)

@@ -312,12 +312,16 @@ def _sglang_python(kind: EngineKind, options: RealOptions) -> str:
 
 def _ask(python: str, package: str, fix: str) -> None:
     """Whether an interpreter exists and has a package; imports nothing there. Raises _Missing."""
-    code = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({package!r}) is None)"
+    code = f"import importlib.util; print('absent' if importlib.util.find_spec({package!r}) is None else 'there')"
     try:
         asked = subprocess.run([python, "-c", code], capture_output=True, timeout=_PROBE_S)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise _Missing(f"--engine-python {python}: cannot be run ({error})") from error
-    if asked.returncode:
+    said = asked.stdout.split()[-1:]
+    if asked.returncode or said not in ([b"there"], [b"absent"]):  # /bin/true says nothing, and is content
+        words = asked.stderr.decode(errors="replace").strip().splitlines()[-1:] or [f"exit code {asked.returncode}"]
+        raise _Missing(f"--engine-python {python}: is no interpreter of Python ({words[0]}); name ENV/bin/python")
+    if said == [b"absent"]:
         raise _Missing(f"{python} has no {package}; {fix}")
 
 
