@@ -9,6 +9,7 @@ import argparse
 import asyncio
 import contextlib
 import dataclasses
+import os
 import signal
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -86,7 +87,7 @@ def run_command(
         stop = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
-        return await serve(lambda line: print(line, file=sys.stderr, flush=True), stop)
+        return await serve(_log, stop)
 
     told: tuple[type[Exception], ...] = (Usage, PortTaken, *refused)
     try:
@@ -100,3 +101,11 @@ def run_command(
     except told as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+
+
+def _log(line: str) -> None:
+    """A line on stderr. That nobody reads it any more, or a full disk takes none, is no reason to serve no longer."""
+    if sys.stderr is None:  # closed by who started the command; the number may be another file's
+        return
+    with contextlib.suppress(OSError):  # past Python's buffer, which would keep what could not be written
+        os.write(sys.stderr.fileno(), f"{line}\n".encode(errors="backslashreplace"))

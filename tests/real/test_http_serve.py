@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import pathlib
 import signal
 import socket
@@ -17,6 +18,7 @@ import pytest
 from protocol.messages import EngineAddress
 from real.options import Usage, engine_address
 from real.serve import main
+from tests.real.run_command import until
 from tests.real.served import ROOT, fleet, free_port, start_gateway
 
 ENGINE = ["--engine", "http://127.0.0.1:9"]
@@ -113,3 +115,29 @@ def test_sigterm_lets_what_is_in_flight_finish(tmp_path: pathlib.Path) -> None:
         thread.join()
         assert b'"completion_tokens": 500' in answers[0]
         assert gateway.wait() == 0
+
+
+@pytest.mark.parametrize("reader", ["leaves", "has no room"])
+def test_it_serves_on_when_nobody_takes_its_log(tmp_path: pathlib.Path, reader: str) -> None:
+    roster, port = tmp_path / "roster", free_port()
+    roster.write_text("http://127.0.0.1:9")
+    command = [sys.executable, "-m", "real.serve", "--roster", str(roster), "--port", str(port)]
+    with contextlib.ExitStack() as stack:
+        log = subprocess.PIPE if reader == "leaves" else stack.enter_context(open("/dev/full", "w"))
+        gateway = stack.enter_context(subprocess.Popen(command, cwd=ROOT, stderr=log))
+        stack.callback(gateway.kill)
+        if gateway.stderr is not None:
+            gateway.stderr.readline()
+            gateway.stderr.close()
+        until(lambda: served(port), 60)
+        roster.write_text("nonsense")  # which is told
+        time.sleep(1.5)
+        assert gateway.poll() is None and served(port)
+        gateway.send_signal(signal.SIGTERM)
+        assert gateway.wait(30) == 0
+
+
+def served(port: int) -> bool:
+    with contextlib.suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5) as answer:
+        return bool(answer.status == 200)
+    return False
