@@ -19,6 +19,7 @@ import shutil
 import signal
 import sys
 import tempfile
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from real.warden import Warden
 
 _LOG_BYTES = 4_000_000  # of one log that is kept: its end
+_LETS_GO_S = 15.0  # for Ray to take this process off its cluster; half a second does, or 11 s where its head has ended
 _PACKAGES = ("protocol", "sim", "real", "scenarios", "analysis")
 
 
@@ -149,7 +151,8 @@ def _lived(
             shutil.rmtree(folder, ignore_errors=True)
         else:
             problems += warden.close()
-        live.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # somebody has taken the folder away, or put something in its place
+            live.unlink(missing_ok=True)
     return end, merged, problems
 
 
@@ -222,11 +225,27 @@ def _live(
             from real.guard import relieve
 
             problems += relieve(posted)
-        disconnect()
+        with _ended_by(sweep, _LETS_GO_S):
+            disconnect()
         problems += sweep()
         if cluster is not None:
             cluster.reap()
     return end, problems
+
+
+@contextlib.contextmanager
+def _ended_by(sweep: Callable[[], object], after_s: float) -> Iterator[None]:
+    """Where the block has not ended after so long, the processes of the run are ended, which it may be waiting for.
+
+    Ray asks its head without any bound, and one that is stopped answers nobody.
+    """
+    overdue = threading.Timer(after_s, sweep)
+    overdue.start()
+    try:
+        yield
+    finally:
+        overdue.cancel()
+        overdue.join()  # the warden takes one word at a time
 
 
 def _connected(plan: RealPlan, run: str, folder: str) -> Any:

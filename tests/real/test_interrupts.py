@@ -7,9 +7,11 @@ import contextlib
 import json
 import os
 import pathlib
+import shutil
 import signal
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
@@ -19,10 +21,12 @@ import pytest
 
 pytest.importorskip("ray")
 
+from analysis.errors import BadInput
 from analysis.rundir import RunDir, verify_manifest
 from analysis.verdict import judge_run
 from real.cluster import LocalCluster
 from real.evidence import ProcessLog
+from real.warden import Warden
 from scenarios import real_run, real_world
 from scenarios.load import load
 from scenarios.real_preflight import RealOptions, plan
@@ -211,6 +215,37 @@ def test_a_run_that_is_over_is_merged_and_judged_whatever_comes(
     events = list(RunDir.open(run.out).read_events())
     assert (len(events), events[-1].kind, events[-1].data["reason"]) == (3, "run.finished", "completed")
     assert run.is_judged() == json.loads((run.out / "verdict.json").read_text())["result"]
+
+
+def test_a_run_whose_ray_answers_nobody_ends_all_the_same(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As after a SIGSTOP of Ray's head, which Ray asks without any bound when a process leaves its cluster."""
+    ended = threading.Event()
+    sweep = Warden.sweep
+
+    def swept(warden: Warden) -> list[str]:
+        ended.set()
+        return sweep(warden)
+
+    waited: list[bool] = []
+    monkeypatch.setattr(Warden, "sweep", swept)
+    monkeypatch.setattr("real.cluster.disconnect", lambda: waited.append(ended.wait(20)))
+    monkeypatch.setattr(real_run, "_LETS_GO_S", 0.1)
+    monkeypatch.setattr(RealStage, "run", lived)
+    run.go()
+    assert waited == [True]
+    assert run.is_judged() == "inconclusive"
+
+
+def test_what_somebody_has_put_in_place_of_the_run_directory_stays(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def replaced(stage: RealStage) -> RealEnd:
+        shutil.rmtree(run.out)
+        run.out.write_text("mine")
+        return lived(stage)
+
+    monkeypatch.setattr(RealStage, "run", replaced)
+    with pytest.raises(BadInput, match=f"{run.out}.*cannot be written"):
+        run.go()
+    assert run.out.read_text() == "mine"
 
 
 def test_an_interrupt_that_was_not_raised_goes_to_whoever_had_it_before_unless_there_is_an_error() -> None:
