@@ -247,15 +247,19 @@ class RealBackend:
 
         A Ray that has ended can be asked for nothing: its calls wait for a minute, and then end this process.
         """
-        await self.caller.give_up()
-        if self.ray_has_ended:
+        try:
+            await self._end_actors()
+        finally:  # also where somebody does not want to wait for the rest
             if self._engines is not None:
                 await self._engines.close()
+
+    async def _end_actors(self) -> None:
+        await self.caller.give_up()
+        if self.ray_has_ended:
             return
         if self._engines is not None:
             names = [card.name for card in self.census.everybody() if card.role == "engine"]
             await asyncio.gather(*(self._engines.discard(name) for name in names))
-            await self._engines.close()
             clear_leftovers(self.run.folder)
         remove_groups_of(self.run.run)
         end_ledger(self.run.run)

@@ -24,6 +24,7 @@ pytest.importorskip("ray")
 from analysis.errors import BadInput
 from analysis.rundir import RunDir, verify_manifest
 from analysis.verdict import judge_run
+from real.backend import RealBackend
 from real.cluster import LocalCluster
 from real.evidence import ProcessLog
 from real.warden import Warden
@@ -191,6 +192,30 @@ def test_a_run_under_way_ends_in_order_and_has_its_other_tasks_for_that(
         signal.signal(signal.SIGINT, before)
     assert ended == ["in order"]
     assert (ran.end.reason, ran.end.detail) == ("crash", "interrupted")
+
+
+def test_who_interrupts_the_end_as_well_leaves_no_connection_open() -> None:
+    """Python would say so on stderr, below the verdict."""
+    closed: list[str] = []
+
+    async def give_up() -> None:
+        await asyncio.sleep(30)
+
+    async def close() -> None:
+        closed.append("engines")
+
+    async def main() -> None:
+        backend = object.__new__(RealBackend)
+        backend.caller = SimpleNamespace(give_up=give_up)  # type: ignore[assignment]
+        backend._engines = SimpleNamespace(close=close)  # type: ignore[assignment]
+        ending = asyncio.create_task(backend.end_run())
+        await asyncio.sleep(0)
+        ending.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await ending
+
+    asyncio.run(main())
+    assert closed == ["engines"]
 
 
 def lived(stage: RealStage) -> RealEnd:
