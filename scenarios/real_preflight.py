@@ -138,7 +138,12 @@ def _ray_problems(options: RealOptions) -> Iterator[str]:
     if options.ray:
         if not missing and (problem := head_problem(options.ray)):
             yield f"--ray {options.ray}: {problem}"
-    elif problem := folder_problem(os.path.join(tempfile.gettempdir(), "seatrial-12345678")):
+    try:
+        temporary = tempfile.gettempdir()
+    except OSError as error:
+        yield f"{error.strerror or error}; set TMPDIR to a folder that can be written"
+        return
+    if not options.ray and (problem := folder_problem(os.path.join(temporary, "seatrial-12345678"))):
         yield problem
 
 

@@ -120,7 +120,10 @@ def _lived(
     from real.warden import Warden
 
     run = f"run-{time.time_ns():x}-{os.getpid()}"
-    folder = tempfile.mkdtemp(prefix="seatrial-")
+    try:
+        folder = tempfile.mkdtemp(prefix="seatrial-")
+    except OSError as error:
+        raise BadInput(f"{error.filename}: {error.strerror}; set TMPDIR to a folder that can be written") from error
     live = directory.path / LIVE
     warden: Warden | None = None
     problems: list[str] = []

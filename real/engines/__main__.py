@@ -7,8 +7,11 @@ tiny-model FOLDER    write the tiny model that it serves
 from __future__ import annotations
 
 import argparse
+import contextlib
 import pathlib
+import signal
 import sys
+from collections.abc import Iterator
 
 from real.sglang_cpu import environment
 
@@ -18,8 +21,9 @@ def main(arguments: list[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
         if options.command == "install":
-            python = environment.install(options.into, options.python, say=lambda line: print(line, flush=True))
-            if options.into.expanduser().absolute() != environment.DEFAULT.expanduser().absolute():
+            with _ended_as_by_ctrl_c():
+                python = environment.install(options.into, options.python, say=lambda line: print(line, flush=True))
+            if not environment.is_found(python):
                 print(f"use it with --engine-python {python} or {environment.VARIABLE}={python}")
         else:
             from real import tiny_model  # needs safetensors of the real install; installing SGLang does not
@@ -34,6 +38,16 @@ def main(arguments: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     return 0
+
+
+@contextlib.contextmanager
+def _ended_as_by_ctrl_c() -> Iterator[None]:
+    """At SIGTERM too what was begun is removed, and pip does not go on in a folder that nobody has locked."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -94,15 +94,15 @@ def check_arguments(python: str, arguments: Sequence[str], *, cpu: bool) -> None
     Raises:
         BadArgument: SGLang does not take them, or could not be asked.
     """
-    with tempfile.TemporaryDirectory(prefix="seatrial-") as folder:
-        variables = dict(os.environ)
-        variables.pop("PYTHONPATH", None)
-        variables |= cpu_environment(folder) if cpu else {}
-        command = [python, str(_CHECKER), *(["--cpu"] if cpu else []), "--", *arguments]
-        try:
+    try:
+        with tempfile.TemporaryDirectory(prefix="seatrial-") as folder:
+            variables = dict(os.environ)
+            variables.pop("PYTHONPATH", None)
+            variables |= cpu_environment(folder) if cpu else {}
+            command = [python, str(_CHECKER), *(["--cpu"] if cpu else []), "--", *arguments]
             asked = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=_CHECK_S)
-        except (OSError, subprocess.TimeoutExpired) as error:
-            raise BadArgument(f"{python} could not be asked for SGLang's options: {error}") from error
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise BadArgument(f"{python} could not be asked for SGLang's options: {error}") from error
     if asked.returncode:
         said = (asked.stdout.strip() or asked.stderr.strip() or f"exit code {asked.returncode}").splitlines()[-1]
         raise BadArgument(f"SGLang of {python} refuses {' '.join(arguments)}: {said}")

@@ -47,17 +47,33 @@ def interpreter(named: str = "") -> pathlib.Path:
     """
     for source, path in (("--engine-python", named), (VARIABLE, os.environ.get(VARIABLE, ""))):
         if path:
-            found = pathlib.Path(path).expanduser()
+            found = _home(pathlib.Path(path))
             if not (found.is_file() and os.access(found, os.X_OK)):
                 raise EnvironmentFailed(f"{source} {path}: no Python interpreter there")
             return found.absolute()  # not resolved: the link's place is what makes it that environment's
-    folder = DEFAULT.expanduser()
+    folder = _home(DEFAULT)
     if not (folder / _WHOLE).is_file():
         raise EnvironmentFailed(
             f"no environment with SGLang for the CPU: run 'python -m real.engines install sglang-cpu', or name its "
             f"interpreter with --engine-python or {VARIABLE}"
         )
     return _python(folder)
+
+
+def is_found(python: pathlib.Path) -> bool:
+    """Whether an interpreter is the one that is taken where none is named."""
+    try:
+        return python == _python(_home(DEFAULT).absolute())
+    except EnvironmentFailed:
+        return False
+
+
+def _home(path: pathlib.Path) -> pathlib.Path:
+    """A path without the ``~`` that it may begin with. Raises EnvironmentFailed: nobody knows whose home that is."""
+    try:
+        return path.expanduser()
+    except RuntimeError:
+        raise EnvironmentFailed(f"{path}: there is no such home folder; write the whole path") from None
 
 
 def install(folder: pathlib.Path, python: str = sys.executable, say: Callable[[str], None] = print) -> pathlib.Path:
@@ -74,7 +90,7 @@ def install(folder: pathlib.Path, python: str = sys.executable, say: Callable[[s
     Raises:
         EnvironmentFailed: wrong Python, too little space, a folder with something else in it, or pip failed.
     """
-    folder = folder.expanduser().absolute()
+    folder = _home(folder).absolute()
     version = _version(python)
     recipe = hashlib.sha256(f"{version}\n{REQUIREMENTS.read_text(encoding='utf-8')}".encode()).hexdigest()
     try:

@@ -261,6 +261,15 @@ def test_a_run_whose_ray_answers_nobody_ends_all_the_same(run: Run, monkeypatch:
     assert run.is_judged() == "inconclusive"
 
 
+def test_a_temporary_folder_that_has_gone_since_the_plan_leaves_no_run_directory(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", "/nowhere")
+    with pytest.raises(BadInput, match="^/nowhere/seatrial-.*: No such file or directory; set TMPDIR to a folder"):
+        run.go()
+    assert not run.out.exists()
+
+
 def test_what_somebody_has_put_in_place_of_the_run_directory_stays(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     def replaced(stage: RealStage) -> RealEnd:
         shutil.rmtree(run.out)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import pathlib
+import signal
 import subprocess
 import sys
 
@@ -11,6 +13,7 @@ import pytest
 from real.engines import __main__ as command_line
 from real.sglang_cpu import environment
 from real.sglang_cpu.environment import EnvironmentFailed, install, interpreter
+from tests.real.run_command import until
 
 # A "Python" that makes environments holding itself, and tells in a file what pip was asked for.
 PYTHON = """\
@@ -76,6 +79,23 @@ def test_what_an_interrupted_install_left_is_made_anew(tmp_path: pathlib.Path) -
     assert "installed in" in said[-1]
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_install_that_is_ended_leaves_nothing(tmp_path: pathlib.Path, number: signal.Signals) -> None:
+    """Nor does pip go on: another install might have begun by then."""
+    folder, pid = tmp_path / "env", tmp_path / "pid"
+    command = [sys.executable, "-m", "real.engines", "install", "sglang-cpu", "--into", str(folder)]
+    begun = subprocess.Popen(
+        [*command, "--python", _python(tmp_path, pip=f"echo $$ > {pid}.new; mv {pid}.new {pid}; exec sleep 600")],
+        stdout=subprocess.DEVNULL, cwd=environment.SERVER.parent.parent.parent,
+    )  # fmt: skip
+    until(pid.exists, 60)
+    begun.send_signal(number)
+    assert begun.wait(30) == 130
+    assert not folder.exists()
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(pid.read_text()), 0)
+
+
 def test_an_older_recipe_is_made_anew(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "env"
     install(folder, _python(tmp_path), _silent)
@@ -132,6 +152,8 @@ def test_command_line_says_one_line_and_exits_with_2(
     assert len(told) == 1
     assert told[0].startswith("error: ")
     assert command_line.main(["install", "sglang-cpu", "--into", str(tmp_path / "env"), "--python", "nowhere"]) == 2
+    assert command_line.main(["install", "sglang-cpu", "--into", "~nobody-here/env", "--python", python]) == 2
+    assert "error: ~nobody-here/env: there is no such home folder" in capsys.readouterr().err
     assert command_line.main(["tiny-model", str(tmp_path / "model"), "--shards", "99"]) == 2
     assert command_line.main(["tiny-model", str(tmp_path / "model")]) == 0
     assert (tmp_path / "model" / "config.json").is_file()
@@ -175,6 +197,8 @@ def test_named_before_variable_before_installed(
     assert str(interpreter(sys.executable)) == sys.executable
     with pytest.raises(EnvironmentFailed, match="--engine-python /nowhere/python: no Python interpreter there"):
         interpreter("/nowhere/python")
+    with pytest.raises(EnvironmentFailed, match="~nobody-here/python: there is no such home folder"):
+        interpreter("~nobody-here/python")
     monkeypatch.setenv(environment.VARIABLE, "/nowhere/python")
     with pytest.raises(EnvironmentFailed, match=f"{environment.VARIABLE} /nowhere/python"):
         interpreter()

@@ -6,6 +6,7 @@ import concurrent.futures
 import json
 import pathlib
 import sys
+import tempfile
 
 import pytest
 
@@ -165,6 +166,12 @@ def test_what_is_no_option_or_ours_is_refused(text: str, why: str) -> None:
 
 def test_an_interpreter_without_sglang_cannot_be_asked() -> None:
     with pytest.raises(sglang_flags.BadArgument, match=r"refuses --page-size=16: ModuleNotFoundError.*sglang"):
+        sglang_flags.check_arguments(sys.executable, ("--page-size=16",), cpu=False)
+
+
+def test_where_nothing_can_be_written_it_cannot_be_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", "/nowhere")
+    with pytest.raises(sglang_flags.BadArgument, match="could not be asked for SGLang's options: .*'/nowhere/"):
         sglang_flags.check_arguments(sys.executable, ("--page-size=16",), cpu=False)
 
 

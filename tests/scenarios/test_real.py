@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pathlib
+import tempfile
 from collections.abc import Callable
 
 import pytest
@@ -159,6 +160,14 @@ def test_everything_that_is_missing_is_said_at_once(small: Make, monkeypatch: py
         "gpt-9",
     ):
         assert any(part in line for line in said), part
+
+
+@pytest.mark.ray
+def test_where_no_temporary_folder_can_be_made_it_is_told(small: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setattr(tempfile, "_candidate_tempdir_list", lambda: ["/nowhere"])
+    with pytest.raises(BadInput, match=r"No usable temporary directory.*; set TMPDIR to a folder that can be written"):
+        plan(small(), RealOptions("emulated"))
 
 
 @pytest.mark.ray
