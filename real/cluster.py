@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import importlib.metadata
+import logging
 import os
 import pathlib
+import re
 import secrets
 import signal
 import socket
@@ -27,6 +29,7 @@ NICENESS: Final = "RAY_worker_niceness"
 _LOGICAL_CPUS: Final = 64  # an actor takes none, but Ray starts no more processes at once than there are
 _OBJECT_STORE_BYTES: Final = 80 * 1024 * 1024  # the least that Ray takes; messages of a run are small
 _RAYS_WORDS: Final = 600  # characters of an error, which may bring the whole log of a worker
+_ERROR: Final = re.compile(r"\[[0-9][0-9 ,.:-]+ [EC] [0-9]+ [0-9]+\] ")  # C: it is what the daemon has died of
 _VITAL: Final = ("gcs_server", "raylet")
 ROOT: Final = pathlib.Path(__file__).resolve().parent.parent
 
@@ -44,6 +47,20 @@ def version_problem() -> str:
     if not found.startswith(f"{RAY_VERSION}."):
         return f"Ray {found} is installed, this version of seatrial is for {RAY_VERSION}; pip install 'ray==2.60.*'"
     return ""
+
+
+def last_words(folder: pathlib.Path) -> list[str]:
+    """The last error that each of Ray's daemons has logged, as far as they did: the logs go with the run's folder.
+
+    Args:
+        folder: that of the sessions.
+    """
+    found = []
+    for log in sorted(folder.glob("session_2*/logs/*.out")):
+        errors = [line for line in log.read_text("utf-8", "replace").splitlines() if _ERROR.match(line)]
+        if errors:
+            found.append(errors[-1][:_RAYS_WORDS])
+    return found
 
 
 def folder_problem(folder: str) -> str:
@@ -120,7 +137,9 @@ class LocalCluster:
         from ray.cluster_utils import Cluster
 
         # Ray notes the address of the latest cluster there, which must not be /tmp/ray: it would be left behind.
-        os.makedirs(os.path.join(os.environ["RAY_TMPDIR"], "ray"), exist_ok=True)
+        folder = pathlib.Path(os.environ["RAY_TMPDIR"], "ray")
+        folder.mkdir(exist_ok=True)
+        logging.getLogger("ray").setLevel(logging.ERROR)  # what keeps it from starting is told once, below
         try:
             self._cluster = Cluster(initialize_head=False, shutdown_at_exit=False)
             for number in range(len(self._gpus)):
@@ -129,7 +148,8 @@ class LocalCluster:
                 address=self._cluster.address, log_to_driver=False, configure_logging=False, logging_level="ERROR"
             )  # fmt: skip
         except Exception as error:  # whatever Ray raises: none of it is a bug of the caller's
-            raise ClusterFailed(f"Ray did not start: {type(error).__name__}: {error}") from error
+            said = f"Ray did not start: {type(error).__name__}: {error}"
+            raise ClusterFailed("\n".join([said, *last_words(folder)])) from error
 
     def node_names(self) -> tuple[str, ...]:
         return tuple(f"node-{number}" for number in range(len(self._gpus)))

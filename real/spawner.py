@@ -119,7 +119,7 @@ class Spawner:
 
     async def _booted(self, handle: RealHandle, spec: SpawnSpec) -> Reply:
         """The answer of ``boot``. Watches the group meanwhile: on a removed one Ray would never answer."""
-        boot = asyncio.ensure_future(self._caller.peer(handle).boot.remote(spec, self._log.latest, self._log.lc))
+        boot = awaited(self._caller.peer(handle).boot.remote(spec, self._log.latest, self._log.lc))
         while not boot.done():
             await asyncio.wait({boot}, timeout=0.1 if spec.group_id is not None else None)
             if not boot.done() and spec.group_id is not None and self._groups.state(spec.group_id) == "REMOVED":
@@ -141,6 +141,13 @@ class Spawner:
         self._caller.bury(handle)
         if peer is not None:
             ray.kill(peer)
+
+
+def awaited(asked: Any) -> asyncio.Future[Any]:
+    """The answer to a call of Ray's. Who is cancelled leaves it behind, and asyncio would print its error."""
+    answer = asyncio.ensure_future(asked)
+    answer.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
+    return answer
 
 
 def spec_of(

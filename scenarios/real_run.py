@@ -211,7 +211,8 @@ def _live(
                     posted = _connected(plan, run, folder)
                 else:
                     cluster.start()
-            except SystemExit as error:  # SIGTERM, which Ray takes to itself while it starts
+            except (SystemExit, KeyboardInterrupt) as error:  # the first at SIGTERM, which Ray takes to itself
+                signal.alarm(0)  # for a part of its start Ray would end this process by SIGABRT too, 3 s later
                 raise KeyboardInterrupt from error
         stage = RealStage(
             plan.scenario, seed,

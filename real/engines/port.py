@@ -23,7 +23,7 @@ from real.engines.tree import Part
 from real.evidence import ProcessLog
 from real.nodes import living_nodes
 from real.registry import NAMESPACE, ProcessIdentity, RunConfig, SpawnSpec, ray_name
-from real.spawner import Spawner
+from real.spawner import Spawner, awaited
 
 _MAX_CONCURRENCY = 1_000_000
 _PLACED_WITHIN_S = 120.0  # GPUs are free when Ray has noticed a death; sixty hosts that start at once take a minute
@@ -232,7 +232,7 @@ class RealEngines:
     async def _booted(self, actor: Any, name: str, spec: EngineSpec, wanted: SpawnSpec) -> Booted:
         """The answer of ``boot``. Bounded: without free GPUs, and on a removed group, Ray would wait for ever."""
         loop = asyncio.get_running_loop()
-        boot = asyncio.ensure_future(actor.boot.remote(self._log.latest, self._log.lc))
+        boot = awaited(actor.boot.remote(self._log.latest, self._log.lc))
         deadline = loop.time() + _PLACED_WITHIN_S
         while not boot.done():
             await asyncio.wait({boot}, timeout=0.1)

@@ -13,7 +13,7 @@ from collections.abc import Callable
 import pytest
 
 from analysis.errors import BadInput
-from real.cluster import NICENESS, environment, folder_problem, version_problem
+from real.cluster import NICENESS, environment, folder_problem, last_words, version_problem
 from real.engines.settings import EngineSettings
 from real.evidence import ProcessLog
 
@@ -30,6 +30,20 @@ def test_a_ray_of_another_version_is_refused(monkeypatch: pytest.MonkeyPatch) ->
     for version, said in (("2.60.1", ""), ("2.61.0", "Ray 2.61.0 is installed"), ("2.6.0", "Ray 2.6.0"), (None, "pip")):
         monkeypatch.setattr(importlib.metadata, "version", found(version))
         assert said in version_problem() and bool(said) == bool(version_problem())
+
+
+def test_what_rays_daemons_have_died_of_is_told(tmp_path: pathlib.Path) -> None:
+    logs = tmp_path / "session_2026-11-30_20-19-01_211451_24426" / "logs"
+    logs.mkdir(parents=True)
+    assert last_words(tmp_path) == []
+    (logs / "gcs_server.out").write_text("[2026-11-30 20:19:05,001 I 7 7] (gcs_server) started\nno [2026 E 7 7] line\n")
+    (logs / "raylet.out").write_text(
+        "[2026-11-30 20:19:17,390 E 8 8] (raylet) a.cc:1: an agent does not answer\n"
+        "[2026-11-30 20:19:47,388 C 8 8] (raylet) b.cc:2: Check failed: no port in 30000 ms\n*** stack ***\n"
+    )
+    assert last_words(tmp_path) == [
+        "[2026-11-30 20:19:47,388 C 8 8] (raylet) b.cc:2: Check failed: no port in 30000 ms"
+    ]
 
 
 def test_a_folder_that_is_too_deep_for_sockets_is_refused() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import json
 import os
 import pathlib
@@ -27,6 +28,7 @@ from analysis.verdict import judge_run
 from real.backend import RealBackend
 from real.cluster import LocalCluster
 from real.evidence import ProcessLog
+from real.spawner import awaited
 from real.warden import Warden
 from scenarios import real_run, real_world
 from scenarios.load import load
@@ -101,6 +103,37 @@ def test_an_interrupt_while_ray_starts_leaves_nothing(
     with pytest.raises(KeyboardInterrupt):
         run.go()
     assert not run.out.exists()  # or the same --out would be refused
+
+
+def test_what_ray_has_set_up_at_sigterm_does_not_end_the_clean_up(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While ray.init connects, SIGTERM has a handler of Ray's too, which has the process aborted 3 s later."""
+
+    def start(_: LocalCluster) -> None:
+        signal.alarm(60)
+        interrupt(signal.SIGTERM)
+
+    monkeypatch.setattr(LocalCluster, "start", start)
+    with pytest.raises(KeyboardInterrupt):
+        run.go()
+    assert signal.alarm(0) == 0
+
+
+def test_a_start_that_was_given_up_says_nothing_more() -> None:
+    """What is asked of an actor that dies before it answers is an error, which asyncio would print at its end."""
+    printed: list[object] = []
+
+    async def dies() -> None:
+        await asyncio.sleep(0)
+        raise RuntimeError("The actor died unexpectedly before finishing this task.")
+
+    async def main() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: printed.append(context))
+        awaited(dies())
+        await asyncio.sleep(0.01)
+        gc.collect()
+
+    asyncio.run(main())
+    assert printed == []
 
 
 def test_an_interrupt_before_the_first_event_leaves_nothing(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
