@@ -312,11 +312,13 @@ def main() -> None:
     except BadInput as error:
         click.echo(f"error: {error}", err=True)
         sys.exit(2)
-    except (KeyboardInterrupt, click.Abort):
+    except (KeyboardInterrupt, click.Abort) as error:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # the impatient press twice, and it is on its way out
         # The interrupted step's own coroutines are never awaited now; Python would say so below the message.
         warnings.simplefilter("ignore", RuntimeWarning)
         click.echo(starting.TOLD, err=True)
+        if isinstance(error, starting.HalfStarted) or isinstance(error.__cause__, starting.HalfStarted):
+            starting.leave(starting.INTERRUPTED)
         sys.exit(starting.INTERRUPTED)
     except Exception:
         tell_defect()

@@ -35,6 +35,7 @@ from scenarios.monitor.run_source import LIVE
 from scenarios.real_preflight import RealPlan
 from scenarios.real_world import INTERRUPTED, RealEnd, RealStage
 from scenarios.runner import conclude, engines, preregistered, versions
+from scenarios.starting import HalfStarted
 
 if TYPE_CHECKING:
     from real.merge import Merged
@@ -213,7 +214,7 @@ def _live(
                     cluster.start()
             except (SystemExit, KeyboardInterrupt) as error:  # the first at SIGTERM, which Ray takes to itself
                 signal.alarm(0)  # for a part of its start Ray would end this process by SIGABRT too, 3 s later
-                raise KeyboardInterrupt from error
+                raise HalfStarted from error
         stage = RealStage(
             plan.scenario, seed,
             run=run, folder=folder, engines=plan.engines, machines=cluster, http_port=plan.http_port, watch=watch,

@@ -30,6 +30,7 @@ from real.cluster import LocalCluster
 from real.evidence import ProcessLog
 from real.spawner import awaited
 from real.warden import Warden
+from scenarios import __main__ as command_line
 from scenarios import real_run, real_world
 from scenarios.load import load
 from scenarios.real_preflight import RealOptions, plan
@@ -116,6 +117,28 @@ def test_what_ray_has_set_up_at_sigterm_does_not_end_the_clean_up(run: Run, monk
     with pytest.raises(KeyboardInterrupt):
         run.go()
     assert signal.alarm(0) == 0
+
+
+def test_the_command_does_not_wait_for_a_ray_that_is_half_there(
+    run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Python's own end would have Ray take itself down, of which it dies by SIGSEGV in place of exit code 3."""
+
+    def left(code: int) -> NoReturn:
+        raise AssertionError(f"left with {code}")
+
+    monkeypatch.setattr(LocalCluster, "start", lambda _: interrupt(signal.SIGTERM))
+    monkeypatch.setattr(os, "_exit", left)
+    line = ["scenarios", "run", "smoke", "--backend", "real", "--engine", "emulated", "--out", str(run.out)]
+    monkeypatch.setattr(sys, "argv", line)
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        with pytest.raises(AssertionError, match="left with 3"):
+            command_line.main()
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert capsys.readouterr().err.strip() == "interrupted; what was written so far is no verdict"
+    assert not run.out.exists() and list(run.temporary.iterdir()) == []
 
 
 def test_a_start_that_was_given_up_says_nothing_more() -> None:
