@@ -205,6 +205,7 @@ def _live(
     cluster = None if plan.ray else LocalCluster(run, list(plan.gpus))
     posted: Any = None
     problems: list[str] = []
+    half_started = False
     try:
         with interrupts.admitted():
             try:
@@ -214,6 +215,7 @@ def _live(
                     cluster.start()
             except (SystemExit, KeyboardInterrupt) as error:  # the first at SIGTERM, which Ray takes to itself
                 signal.alarm(0)  # for a part of its start Ray would end this process by SIGABRT too, 3 s later
+                half_started = True
                 raise HalfStarted from error
         stage = RealStage(
             plan.scenario, seed,
@@ -230,8 +232,9 @@ def _live(
             from real.guard import relieve
 
             problems += relieve(posted)
-        with _ended_by(sweep, _LETS_GO_S):
-            disconnect()
+        if not half_started:  # else it may wait for ever, for what the interrupt has kept from being released
+            with _ended_by(sweep, _LETS_GO_S):
+                disconnect()
         problems += sweep()
         if cluster is not None:
             cluster.reap()

@@ -109,11 +109,15 @@ def test_an_interrupt_while_ray_starts_leaves_nothing(
 def test_what_ray_has_set_up_at_sigterm_does_not_end_the_clean_up(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """While ray.init connects, SIGTERM has a handler of Ray's too, which has the process aborted 3 s later."""
 
+    def disconnect() -> NoReturn:
+        raise AssertionError("a Ray that is half there was asked to let go, which may take for ever")
+
     def start(_: LocalCluster) -> None:
         signal.alarm(60)
         interrupt(signal.SIGTERM)
 
     monkeypatch.setattr(LocalCluster, "start", start)
+    monkeypatch.setattr("real.cluster.disconnect", disconnect)
     with pytest.raises(KeyboardInterrupt):
         run.go()
     assert signal.alarm(0) == 0
