@@ -21,6 +21,22 @@ from scenarios.load import CATALOG, catalog
 from tests.scenarios.conftest import ROOT, SMALL, Command, component_of
 
 
+@pytest.mark.parametrize("name", ["sim.py", "analysis.py", "real/__init__.py"])
+def test_a_module_of_somebodys_in_the_way_of_ours_is_named(tmp_path: pathlib.Path, name: str) -> None:
+    """It was a traceback and exit code 1, which says that a check failed."""
+    found = tmp_path / name
+    found.parent.mkdir(exist_ok=True)
+    found.write_text("")
+    ended = subprocess.run(
+        [sys.executable, "-m", "scenarios", "run", "smoke", "--backend", "sim"],
+        cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    package = name.partition("/")[0].removesuffix(".py")
+    why = f"{found} hides the package {package!r} of seatrial; rename it, or run this in another folder"
+    assert (ended.returncode, ended.stdout, ended.stderr) == (2, "", f"error: {why}\n")
+    assert sorted(tmp_path.iterdir()) == [tmp_path / name.partition("/")[0]]
+
+
 def test_list_show_and_validate(command: Command, small_file: pathlib.Path) -> None:
     listed = command("list")
     assert listed.returncode == 0 and re.search(r"^smoke +Two replicas", listed.stdout, re.MULTILINE)
