@@ -1,5 +1,6 @@
-"""Ctrl-C while the command line is still being imported is one line and its exit code, as it is later. So is a
-module of somebody's that is taken for one of ours.
+"""Ctrl-C while the command line is still being imported is one line and its exit code, as it is later.
+
+So is a module of somebody's that would be taken for one of ours.
 
 Imported first. An error raised in the midst of an import would come out as a traceback, or as another error.
 """
