@@ -312,13 +312,11 @@ def main() -> None:
     except BadInput as error:
         click.echo(f"error: {error}", err=True)
         sys.exit(2)
-    except (KeyboardInterrupt, click.Abort) as error:
+    except (KeyboardInterrupt, click.Abort):
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # the impatient press twice, and it is on its way out
         # The interrupted step's own coroutines are never awaited now; Python would say so below the message.
         warnings.simplefilter("ignore", RuntimeWarning)
         click.echo(starting.TOLD, err=True)
-        if isinstance(error, starting.HalfStarted) or isinstance(error.__cause__, starting.HalfStarted):
-            starting.leave(starting.INTERRUPTED)
         sys.exit(starting.INTERRUPTED)
     except Exception:
         tell_defect()

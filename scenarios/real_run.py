@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import functools
 import importlib
 import json
 import os
@@ -23,7 +24,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from analysis.errors import BadInput
 from analysis.rundir import Preregistered, RunDir, write_run_json
@@ -35,7 +36,7 @@ from scenarios.monitor.run_source import LIVE
 from scenarios.real_preflight import RealPlan
 from scenarios.real_world import INTERRUPTED, RealEnd, RealStage
 from scenarios.runner import conclude, engines, preregistered, versions
-from scenarios.starting import HalfStarted
+from scenarios.starting import leave_interrupted
 
 if TYPE_CHECKING:
     from real.merge import Merged
@@ -79,7 +80,8 @@ def run_in_real(
 
     Raises:
         BadInput: the folder exists or cannot be written, or Ray or an engine does not start; nothing is left then.
-        KeyboardInterrupt: it came before there was anything to judge; nothing is left then.
+        KeyboardInterrupt: it came before there was anything to judge; nothing is left then. (While Ray starts in this
+            process, an interrupt ends it.)
     """
     from real.cluster import ClusterFailed
 
@@ -136,7 +138,8 @@ def _lived(
             _environment(run, folder, own_cluster=not plan.ray),
             _ray_talking_to(pathlib.Path(folder, "logs", "ray.log")),
         ):
-            end, problems = _live(plan, seed, run, folder, warden.sweep, _with_warden(warden, watch), interrupts)
+            leave = functools.partial(_leave, warden, directory)
+            end, problems = _live(plan, seed, run, folder, warden.sweep, _with_warden(warden, watch), interrupts, leave)
         if end.unfit:
             raise BadInput(f"{plan.scenario.name}: {end.unfit}")
         merged = _merged(pathlib.Path(folder), end)
@@ -158,6 +161,20 @@ def _lived(
         with contextlib.suppress(OSError):  # somebody has taken the folder away, or put something in its place
             live.unlink(missing_ok=True)
     return end, merged, problems
+
+
+def _leave(warden: Warden, directory: RunDir) -> NoReturn:
+    """End this process while Ray starts in it. Nothing is left.
+
+    An error that is raised there destroys what Ray has of its own, half made: then the process hangs, or ends by
+    SIGABRT or SIGSEGV.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)  # the impatient press twice
+    signal.alarm(0)  # at SIGTERM Ray would, for a part of its start, end this process by SIGABRT too, 3 s later
+    warden.close()
+    shutil.rmtree(directory.path, ignore_errors=True)
+    leave_interrupted()
 
 
 def _judged(
@@ -197,26 +214,26 @@ def _with_warden(warden: Warden, watch: Callable[[RealStage], None] | None) -> C
 
 def _live(
     plan: RealPlan, seed: int, run: str, folder: str, sweep: Callable[[], list[str]],
-    watch: Callable[[RealStage], None] | None, interrupts: Interrupts,
+    watch: Callable[[RealStage], None] | None, interrupts: Interrupts, leave: Callable[[], NoReturn],
 ) -> tuple[RealEnd, list[str]]:  # fmt: skip
-    """From the start of Ray to the death of everything. Raises ClusterFailed, and KeyboardInterrupt before the run."""
+    """From the start of Ray to the death of everything. Raises ClusterFailed, and KeyboardInterrupt before the run.
+
+    An interrupt while Ray starts calls ``leave``.
+    """
     from real.cluster import LocalCluster, disconnect
 
     cluster = None if plan.ray else LocalCluster(run, list(plan.gpus))
     posted: Any = None
     problems: list[str] = []
-    half_started = False
     try:
-        with interrupts.admitted():
+        with interrupts.ending(leave):
             try:
                 if cluster is None:
                     posted = _connected(plan, run, folder)
                 else:
                     cluster.start()
-            except (SystemExit, KeyboardInterrupt) as error:  # the first at SIGTERM, which Ray takes to itself
-                signal.alarm(0)  # for a part of its start Ray would end this process by SIGABRT too, 3 s later
-                half_started = True
-                raise HalfStarted from error
+            except SystemExit:  # SIGTERM, which Ray takes to itself while it starts
+                leave()
         stage = RealStage(
             plan.scenario, seed,
             run=run, folder=folder, engines=plan.engines, machines=cluster, http_port=plan.http_port, watch=watch,
@@ -232,9 +249,8 @@ def _live(
             from real.guard import relieve
 
             problems += relieve(posted)
-        if not half_started:  # else it may wait for ever, for what the interrupt has kept from being released
-            with _ended_by(sweep, _LETS_GO_S):
-                disconnect()
+        with _ended_by(sweep, _LETS_GO_S):
+            disconnect()
         problems += sweep()
         if cluster is not None:
             cluster.reap()
@@ -389,6 +405,7 @@ class Interrupts:
         self._before: dict[signal.Signals, Any] = {}
         self._came = False
         self._untold: signal.Signals | None = None  # that came and was not raised
+        self._end: Callable[[], NoReturn] | None = None  # what an interrupt does where it may not be raised
 
     def __enter__(self) -> Interrupts:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -421,6 +438,16 @@ class Interrupts:
         finally:
             self._hold()
 
+    @contextlib.contextmanager
+    def ending(self, end: Callable[[], NoReturn]) -> Iterator[None]:
+        """Inside of it an interrupt calls ``end``, which does not return: for code that no error may be raised in."""
+        with self.admitted():
+            self._end = end
+            try:
+                yield
+            finally:
+                self._end = None
+
     def _hold(self) -> None:
         while True:
             try:
@@ -439,6 +466,8 @@ class Interrupts:
         self._task = task
 
     def _interrupt(self, *_: object) -> None:
+        if self._end is not None:
+            self._end()
         if self._task is None or self._task.done():
             raise KeyboardInterrupt
         self._task.get_loop().call_soon_threadsafe(self._task.cancel)

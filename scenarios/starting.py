@@ -7,6 +7,7 @@ Imported first. An error raised in the midst of an import would come out as a tr
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import signal
@@ -17,21 +18,15 @@ TOLD = "interrupted; what was written so far is no verdict"
 INTERRUPTED = 3  # no verdict: inconclusive
 
 
-class HalfStarted(KeyboardInterrupt):
-    """An interrupt in the midst of the start of Ray. What Ray has in this process by then cannot be taken down in
-    order: it may end it by SIGSEGV or wait for ever."""
-
-
-def leave(code: int) -> NoReturn:
-    """End this process without Python's own end, in which modules take down what they have."""
-    for stream in (sys.stdout, sys.stderr):
-        stream.flush()
-    os._exit(code)
+def leave_interrupted() -> NoReturn:
+    """Say so and end this process, without Python's own end, in which modules take down what they have."""
+    with contextlib.suppress(OSError):
+        os.write(2, f"{TOLD}\n".encode())
+    os._exit(INTERRUPTED)
 
 
 def _end(*_: object) -> NoReturn:
-    os.write(2, f"{TOLD}\n".encode())
-    os._exit(INTERRUPTED)  # nothing has been begun, and there is nothing to be cleaned up
+    leave_interrupted()  # nothing has been begun, and there is nothing to be cleaned up
 
 
 def imported() -> None:

@@ -148,7 +148,7 @@ def test_only_so_many_seeds_are_replayed_with_collections(small: Make, monkeypat
             yield replay(self.scenario, seed, **self.options)
 
     monkeypatch.setattr(OtherProcess, "_ask", ask)
-    proof = prove_scenario(small("workload.for_s=0.1"), 5, 5, ["other"], lambda line: None)
+    proof = prove_scenario(small("workload.for_s=0.1"), 5, 5, [sys.executable], lambda line: None)
     assert proof.clean and list(asked.values()) == [
         ([9, 8, 7, 6, 5], []),
         ([9, 8, 7, 6, 5], [5, 6, 7]),
