@@ -113,7 +113,7 @@ class ActorLoop(RefusedLoop):
     def call_soon(  # type: ignore[override]  # gives our handle
         self, callback: Any, *args: Any, context: contextvars.Context | None = None
     ) -> asyncio.Handle:
-        # _handle written out, as in call_later and call_at: these run for everything that an actor does.
+        # _handle written out, as in call_later: these two run for everything that an actor does.
         handle: Any = SimHandle()
         handle._context = _copy_context() if context is None else context
         handle._loop = self
@@ -186,14 +186,7 @@ class ActorLoop(RefusedLoop):
         if t_ns <= now:
             # The deadline may be ahead by less than a nanosecond; see call_later.
             t_ns = now if when <= self.time() else now + 1
-        timer: Any = SimHandle()
-        timer._context = _copy_context() if context is None else context
-        timer._loop = self
-        timer._callback = callback
-        timer._args = args
-        timer._cancelled = False
-        timer._repr = None
-        timer._source_traceback = None
+        timer: Any = self._handle(callback, args, context)
         timer._when = when
         timer._scheduled = True
         if self._shut:

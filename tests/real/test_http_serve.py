@@ -131,7 +131,7 @@ def test_it_serves_on_when_nobody_takes_its_log(tmp_path: pathlib.Path, reader: 
             gateway.stderr.close()
         until(lambda: served(port), 60)
         roster.write_text("nonsense")  # which is told
-        time.sleep(1.5)
+        time.sleep(1.5)  # it is read twice a second; that nothing comes of it cannot be waited for
         assert gateway.poll() is None and served(port)
         gateway.send_signal(signal.SIGTERM)
         assert gateway.wait(30) == 0

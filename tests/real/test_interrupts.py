@@ -275,8 +275,8 @@ def test_who_interrupts_the_end_as_well_leaves_no_connection_open() -> None:
 
     async def main() -> None:
         backend = object.__new__(RealBackend)
-        backend.caller = SimpleNamespace(give_up=give_up)  # type: ignore[assignment]
-        backend._engines = SimpleNamespace(close=close)  # type: ignore[assignment]
+        backend.caller = SimpleNamespace(give_up=give_up)  # type: ignore[assignment]  # a stand-in
+        backend._engines = SimpleNamespace(close=close)  # type: ignore[assignment]  # a stand-in
         ending = asyncio.create_task(backend.end_run())
         await asyncio.sleep(0)
         ending.cancel()

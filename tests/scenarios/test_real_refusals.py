@@ -107,7 +107,7 @@ def test_an_interrupt_while_an_engines_environment_is_asked_leaves_nothing(
     )
     while not list(temporary.iterdir()):
         assert process.poll() is None
-        time.sleep(0.05)
+        time.sleep(0.05)  # it is to be interrupted as soon as it has begun a folder
     process.send_signal(number)
     _, said = process.communicate(timeout=60)
     assert (process.returncode, said.strip()) == (3, "interrupted; what was written so far is no verdict")
