@@ -257,7 +257,7 @@ class Converges(Check):
 
     def _on_healed(self, event: Event) -> None:
         # A later healing starts the bound again: what was judged against an earlier one no longer counts.
-        self.judged = 1
+        self.judged = 0
         self._slowest_ns = 0
 
     def _on_done(self, event: Event) -> None:

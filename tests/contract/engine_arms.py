@@ -65,7 +65,8 @@ def on_ray(kind: str, folder: pathlib.Path) -> EngineArm:
     from real.backend import run_real
     from real.engines.settings import EngineSettings
     from real.engines.tree import pid_of
-    from tests.real.engine_world import is_running, until
+    from tests.processes import is_running
+    from tests.real.engine_world import first_port, until
 
     async def main_pid(backend: Backend, name: str) -> int:
         found: int = (await backend.engines.describe(name)).main_pid  # type: ignore[attr-defined]  # of the real port alone
@@ -82,7 +83,7 @@ def on_ray(kind: str, folder: pathlib.Path) -> EngineArm:
 
     python = sys.executable if kind == "emulated" else sglang_cpu_python()
     assert python is not None
-    settings = EngineSettings(kind, python, block_tokens=BLOCK)  # type: ignore[arg-type]
+    settings = EngineSettings(kind, python, block_tokens=BLOCK, first_port=first_port())  # type: ignore[arg-type]
     spec = EngineSpec(profile(folder))
     runs = iter(range(1000))
     return EngineArm(

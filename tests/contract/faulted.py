@@ -98,6 +98,7 @@ class FaultedArm:
         from real.backend import run_real
         from real.engines.settings import EngineSettings
         from real.faults.injection import real_faults
+        from tests.real.engine_world import first_port
 
         async def bounded(port: Any) -> None:
             faults = real_faults(port)
@@ -112,7 +113,8 @@ class FaultedArm:
             finally:
                 faults.heal_all()
 
-        run_real(bounded, folder=str(self.folder), engines=EngineSettings("emulated", sys.executable))
+        engines = EngineSettings("emulated", sys.executable, first_port=first_port())
+        run_real(bounded, folder=str(self.folder), engines=engines)
         lines = [line for file in (self.folder / "events").iterdir() for line in file.read_bytes().splitlines()]
         return sorted((decode(line) for line in lines), key=lambda event: event.t_ns)
 

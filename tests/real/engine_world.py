@@ -17,6 +17,7 @@ from protocol.evidence import Event, decode
 from protocol.messages import EngineAddress
 from protocol.ports import EngineClient, EngineSpec
 from real.engines.settings import EngineSettings
+from tests.processes import is_running
 
 if TYPE_CHECKING:
     from real.backend import RealBackend
@@ -25,13 +26,20 @@ STUB = pathlib.Path(__file__).with_name("stub_engine.py")
 SPEC = EngineSpec("some-model")
 
 
+def first_port() -> int:
+    """Ports of this test process's own: the engines of others of this machine take the lowest free ones too.
+
+    Without that, another's engine may take the port of one that was killed before the same name has started again.
+    """
+    return 30100 + 12 * (os.getpid() % 200)
+
+
 def stub_settings(folder: pathlib.Path, *arguments: str) -> EngineSettings:
     """Settings of kind ``sglang`` whose interpreter runs the stub in place of ``-m sglang.launch_server``."""
     python = folder / "python"
     python.write_text(f'#!/bin/sh\nshift 2\nexec {sys.executable} -I {STUB} "$@"\n')
     python.chmod(python.stat().st_mode | stat.S_IXUSR)
-    # Ports of this test process's own: others of this machine take the lowest ones too.
-    return EngineSettings("sglang", str(python), arguments=arguments, first_port=30100 + 12 * (os.getpid() % 200))
+    return EngineSettings("sglang", str(python), arguments=arguments, first_port=first_port())
 
 
 def run_with_stubs(
@@ -79,13 +87,6 @@ async def until(condition: Callable[[], Any], within_s: float = 10.0) -> None:
     async with asyncio.timeout(within_s):
         while not condition():
             await asyncio.sleep(0.02)
-
-
-def is_running(pid: int) -> bool:
-    try:
-        return pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
 
 
 def gone(pids: list[int], within_s: float = 10.0) -> bool:

@@ -16,6 +16,7 @@ import aiohttp
 import pytest
 
 from protocol.training.checkpoint import MANIFEST, describe, encode_manifest
+from tests.processes import is_running
 from tests.real.emulated_process import ROOT, Client, Emulated, emulated, quick_profile, talk
 
 pytest.importorskip("aiohttp")
@@ -516,11 +517,7 @@ def test_after_the_death_of_its_scheduler_it_is_silent_and_then_gone(profile: st
 def is_alive(pid: int) -> bool:
     """Whether a process runs; one that nobody has reaped yet does not."""
     for _ in range(50):
-        try:
-            state = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-        except FileNotFoundError:
-            return False
-        if state in "ZX":
+        if not is_running(pid):
             return False
         time.sleep(0.05)
     return True

@@ -19,12 +19,12 @@ from protocol.errors import ConnectionLost, ConnectionRefused, Outcome
 from protocol.messages import GenerateRequest
 from protocol.ports import EngineSpec
 from real.engines.leftovers import clear_leftovers
+from tests.processes import is_running
 from tests.real.engine_world import (
     SPEC,
     events_of,
     gone,
     is_free,
-    is_running,
     kinds_of,
     launched,
     open_logs,

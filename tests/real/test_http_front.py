@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import pathlib
 import sys
 from typing import TYPE_CHECKING, Any
@@ -17,7 +16,7 @@ from protocol.ports import EngineSpec
 from protocol.serving.gateway import Gateway
 from real.engines.settings import EngineSettings
 from real.http_server import HttpFront, ServerSettings
-from tests.real.engine_world import events_of, kinds_of, launched
+from tests.real.engine_world import events_of, first_port, kinds_of, launched
 
 if TYPE_CHECKING:
     from real.backend import RealBackend
@@ -89,7 +88,7 @@ def test_calls_over_http(tmp_path: pathlib.Path) -> None:
         assert 'seatrial_http_requests_total{route="/v1/chat/completions",status="502"} 1.0' in page
         assert 'seatrial_http_requests_total{route="/v1/chat/completions",status="499"} 1.0' in page
 
-    settings = EngineSettings("emulated", sys.executable, first_port=30100 + 12 * (os.getpid() % 200))
+    settings = EngineSettings("emulated", sys.executable, first_port=first_port())
     run_real(body, folder=str(tmp_path), engines=settings)
     events = events_of(tmp_path)
     picked = [event.data["request"] for event in kinds_of(events, "gateway", "gateway.picked")]

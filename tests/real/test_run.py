@@ -12,17 +12,11 @@ import time
 import pytest
 
 from protocol.errors import ActorDied, CallCancelled, StorageNotFound
+from tests.processes import is_running
 from tests.real.components import Claimant
 from tests.real.local_ray import ROOT, environment
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_session")]
-
-
-def _is_running(pid: int) -> bool:
-    try:
-        return pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 def test_the_end_of_a_run_leaves_no_process_and_no_group(tmp_path: pathlib.Path) -> None:
@@ -45,9 +39,9 @@ def test_the_end_of_a_run_leaves_no_process_and_no_group(tmp_path: pathlib.Path)
         run_real(body, folder=str(tmp_path))
     assert len(pids) == 3
     deadline = time.monotonic() + 10
-    while any(_is_running(pid) for pid in pids) and time.monotonic() < deadline:
+    while any(is_running(pid) for pid in pids) and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert not [pid for pid in pids if _is_running(pid)]
+    assert not [pid for pid in pids if is_running(pid)]
     left = [row for row in placement_group_table().values() if row["name"].endswith("/left")]
     assert [row["state"] for row in left] == ["REMOVED"]
     assert ray.is_initialized()  # Ray itself was not ours to end

@@ -12,7 +12,7 @@ import pytest
 from real.engines import __main__ as command_line
 from real.sglang_cpu import environment
 from real.sglang_cpu.environment import EnvironmentFailed, install, interpreter
-from tests.real.engine_world import is_running
+from tests.processes import is_running
 from tests.real.run_command import until
 
 # A "Python" that makes environments holding itself, and tells in a file what pip was asked for.
@@ -28,9 +28,7 @@ esac
 """
 
 
-def _python(
-    folder: pathlib.Path, *, version: str = "3 11", pip: str = "true", server: str = "echo sglang 0.0"
-) -> str:
+def _python(folder: pathlib.Path, *, version: str = "3 11", pip: str = "true", server: str = "echo sglang 0.0") -> str:
     path = folder / "python"
     path.write_text(PYTHON.format(version=version, asked=folder / "asked", pip=pip, server=server))
     path.chmod(0o755)

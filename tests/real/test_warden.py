@@ -14,6 +14,7 @@ from collections.abc import Iterator
 import pytest
 
 from real.warden import MARK, Warden
+from tests.processes import is_running
 from tests.real.run_command import until
 
 SLEEPER = "import time; print('up', flush=True); time.sleep(300)"
@@ -64,13 +65,6 @@ def run() -> Iterator[Run]:
         for process in made.processes:
             process.kill()
             process.communicate()
-
-
-def is_running(pid: int) -> bool:
-    try:
-        return pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except FileNotFoundError:
-        return False
 
 
 def test_a_sweep_ends_the_processes_of_the_run_and_no_others(run: Run) -> None:

@@ -20,6 +20,7 @@ from analysis.errors import BadInput
 from scenarios.load import Scenario
 from scenarios.prove import OtherProcess, first_difference, prove_scenario
 from scenarios.replay import Replay, replay
+from tests.processes import is_running
 from tests.scenarios import components
 from tests.scenarios.conftest import ROOT, Command, component_of
 
@@ -54,11 +55,10 @@ def test_a_replay_elsewhere_does_not_outlive_its_proof(tmp_path: pathlib.Path, n
         process.send_signal(number)  # to the proof alone
         process.communicate(timeout=30)
     assert process.returncode == (3 if number == signal.SIGINT else -number)
-    status = pathlib.Path(f"/proc/{child[0]}/stat")
     deadline = time.monotonic() + 10
-    while status.exists() and status.read_text().rpartition(") ")[2][0] != "Z" and time.monotonic() < deadline:
+    while is_running(int(child[0])) and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert not status.exists() or status.read_text().rpartition(") ")[2][0] == "Z"
+    assert not is_running(int(child[0]))
 
 
 @pytest.mark.slow
