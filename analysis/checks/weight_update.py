@@ -137,28 +137,50 @@ class NothingRunsOnPartWeights(Check):
     def __init__(self, ledger: Ledger) -> None:
         super().__init__(ledger)
         self._part: dict[str, Event] = {}  # engine -> since when
+        self._hash: dict[str, str] = {}  # engine -> what its weights are, of those that wait for another bucket
         self._any = False
 
     def handlers(self) -> dict[str, Handler]:
         return {
-            "engine.bucket": self._on_part,
+            "engine.bucket": self._on_bucket,
             "engine.memory": self._on_memory,
-            "engine.weights": self._on_whole,
+            "engine.weights": self._on_weights,
             "engine.ready": self._on_whole,
             "engine.accepted": self._on_accepted,
             "actor.died": self._on_whole,
         }
 
-    def _on_part(self, event: Event) -> None:
+    def _on_bucket(self, event: Event) -> None:
         self._any = True
         self._part.setdefault(event.actor, event)
+        if event.data["bucket"] + 1 < event.data["of"]:
+            self._hash[event.actor] = event.data["weight_hash"]
 
     def _on_memory(self, event: Event) -> None:
         if "weights" not in event.data["resident"]:
-            self._on_part(event)
+            self._any = True
+            self._part[event.actor] = event
+            self._hash.pop(event.actor, None)
+
+    def _on_weights(self, event: Event) -> None:
+        if event.data["ok"] or self._whole_all_the_same(event):
+            self._on_whole(event)
+
+    def _whole_all_the_same(self, load: Event) -> bool:
+        """After a load that is called a failure.
+
+        With its flush refused it is all there, and the weights are others than before. One that could not be read
+        leaves them as they were: a part, or none.
+        """
+        since, before = self._part.get(load.actor), self._hash.get(load.actor)
+        if before is not None:
+            return bool(load.data["weight_hash"] != before)
+        # Memory is given away only while nothing runs, so that no flush is refused after that without a violation.
+        return since is not None and since.kind != "engine.memory"
 
     def _on_whole(self, event: Event) -> None:
         self._part.pop(event.actor, None)
+        self._hash.pop(event.actor, None)
 
     def _on_accepted(self, event: Event) -> None:
         if not self._any:
@@ -320,7 +342,7 @@ class MemoryOrder(Check):
             "call.sent": self._on_sent,
             "call.done": self._on_done,
             "engine.memory": self._on_memory,
-            "engine.weights": self._on_whole,
+            "engine.weights": self._on_weights,
             "engine.ready": self._on_whole,
             "actor.died": self._on_whole,
         }
@@ -347,6 +369,10 @@ class MemoryOrder(Check):
             resident[rank] = event
         else:
             resident.pop(rank, None)
+
+    def _on_weights(self, event: Event) -> None:
+        if event.data["ok"]:  # one that failed has left the engine without weights
+            self._on_whole(event)
 
     def _on_whole(self, event: Event) -> None:
         self._without.pop(event.actor, None)

@@ -34,8 +34,11 @@ class Weights(History):
     def memory(self, action: str, *tags: str, resident: tuple[str, ...] = ("weights", "kv_cache")) -> None:
         self("engine.memory", at="s-0/0", action=action, tags=list(tags), resident=list(resident))
 
-    def weights(self, version: str, weight_hash: str, at: str = "s-0/0") -> None:
-        self("engine.weights", at=at, version=version, weight_hash=weight_hash, ok=True, detail="", in_flight=0)
+    def weights(self, version: str, weight_hash: str, at: str = "s-0/0", *, ok: bool = True) -> None:
+        self("engine.weights", at=at, version=version, weight_hash=weight_hash, ok=ok, detail="", in_flight=0)
+
+    def bucket(self, bucket: int, of: int, weight_hash: str) -> None:
+        self("engine.bucket", at="s-0/0", route="/r", bucket=bucket, of=of, weight_hash=weight_hash)
 
     def row(self, name: str) -> Any:
         return self.end().judged(name)
@@ -79,6 +82,66 @@ def test_nothing_is_accepted_between_the_first_bucket_and_the_last(whole: bool, 
     assert h.row("nothing_runs_on_part_weights").result == result
 
 
+def _a_part_then_a_failed_load(h: Weights) -> None:
+    h.bucket(0, 2, "mixed")
+    h.weights("0", "mixed", ok=False)
+
+
+def _released_then_a_failed_load(h: Weights) -> None:
+    h.memory("released", "weights", resident=("kv_cache",))
+    h.weights("0", "released", ok=False)
+
+
+def _a_part_and_released_then_a_failed_load(h: Weights) -> None:
+    h.bucket(0, 2, "mixed")
+    h.memory("released", "weights", resident=("kv_cache",))
+    h.weights("0", "released", ok=False)
+
+
+def _all_parts_and_no_flush(h: Weights) -> None:
+    h.bucket(0, 2, "mixed")
+    h.bucket(1, 2, "x")
+    h.weights("1", "x", ok=False)
+
+
+def _another_load_and_no_flush(h: Weights) -> None:
+    h.bucket(0, 2, "mixed")
+    h.weights("1", "x", ok=False)
+
+
+def _the_only_part_and_no_flush(h: Weights) -> None:
+    h.bucket(0, 1, "x")
+    h.weights("1", "x", ok=False)
+
+
+def _a_failed_load_of_whole_weights(h: Weights) -> None:
+    h.bucket(0, 2, "mixed")
+    h.bucket(1, 2, "x")
+    h.weights("1", "x")
+    h.weights("1", "x", ok=False)
+
+
+@pytest.mark.parametrize(
+    ("what", "result"),
+    [
+        (_a_part_then_a_failed_load, "fail"),
+        (_released_then_a_failed_load, "fail"),
+        (_a_part_and_released_then_a_failed_load, "fail"),
+        (_all_parts_and_no_flush, "pass"),
+        (_another_load_and_no_flush, "pass"),
+        (_the_only_part_and_no_flush, "pass"),
+        (_a_failed_load_of_whole_weights, "pass"),
+    ],
+)
+def test_a_failed_load_makes_weights_whole_only_if_it_was_the_flush_that_failed(what: Any, result: str) -> None:
+    h = Weights()
+    h("engine.ready", at="s-0/0", version="0", weight_hash="old")
+    what(h)
+    h.sent("r1")
+    h.accepted("r1", at="s-0/0")
+    assert h.row("nothing_runs_on_part_weights").result == result
+
+
 @pytest.mark.parametrize(("took_ms", "result"), [(9_000, "pass"), (15_000, "pass"), (17_000, "fail"), (None, "fail")])
 def test_every_rank_leaves_in_time(took_ms: int | None, result: str) -> None:
     h = Weights()
@@ -95,6 +158,7 @@ def test_every_rank_leaves_in_time(took_ms: int | None, result: str) -> None:
         (("released", "take", "weights", "offload", "kv"), "pass"),
         (("released", "take", "offload", "kv", "weights"), "fail"),
         (("released", "take", "weights", "kv", "offload"), "fail"),
+        (("released", "take", "failed", "offload", "kv"), "fail"),
     ],
 )
 def test_kv_memory_comes_last(order: tuple[str, ...], result: str) -> None:
@@ -106,6 +170,8 @@ def test_kv_memory_comes_last(order: tuple[str, ...], result: str) -> None:
             h.memory("resumed", "kv_cache")
         elif what == "weights":
             h.weights("1", "x")
+        elif what == "failed":
+            h.weights("0", "released", ok=False)
         else:
             h.call("rank-0", what, at="publisher/0")
     assert h.row("memory_order").result == result
