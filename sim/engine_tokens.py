@@ -28,7 +28,7 @@ def encode(text: str) -> list[int]:
 def _id(piece: str) -> int:
     if len(piece) == 5:  # only an output token's text is that long
         return int(piece)
-    return FIRST_ID + zlib.crc32(piece.encode()) % _SIZE
+    return FIRST_ID + zlib.crc32(piece.encode("utf-8", "surrogatepass")) % _SIZE
 
 
 def decode(ids: Sequence[int]) -> str:

@@ -6,6 +6,7 @@ id of an answer stands, and what an answer says of its own end. Shapes are those
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 from typing import Any, Literal, Protocol
@@ -13,7 +14,7 @@ from typing import Any, Literal, Protocol
 from protocol.serving.sse import ServerEvent
 
 Role = Literal["content", "error", "end", "broken"]
-"""content: part of the answer. error: the backend says that it failed. end: the marker. broken: no JSON object."""
+"""content: part of the answer. error: the backend says that it failed. end: the marker. broken: not of the format."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -38,7 +39,7 @@ class StreamReader(Protocol):
     """Follows the events of one stream."""
 
     def feed(self, event: ServerEvent) -> Role:
-        """What an event is."""
+        """What an event is. Raises ValueError, TypeError or OverflowError where a part of it is of another type."""
         ...
 
     def shown(self, event: ServerEvent, request_id: str, unasked: tuple[str, ...]) -> bytes:
@@ -101,6 +102,14 @@ def numbers(value: Any) -> tuple[int, ...] | None:
     """Token ids, None where the value is no list of integers."""
     if isinstance(value, list) and all(type(one) is int for one in value):
         return tuple(value)
+    return None
+
+
+def decimals(value: Any) -> tuple[float, ...] | None:
+    """Logprobs, None where the value is no list of numbers."""
+    if isinstance(value, list) and all(type(one) in (int, float) for one in value):
+        with contextlib.suppress(OverflowError):
+            return tuple(float(one) for one in value)
     return None
 
 

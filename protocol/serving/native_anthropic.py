@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from protocol.serving.native import Answer, Role, StreamReader, json_object, numbers, text_of
+from protocol.serving.native import Answer, Role, StreamReader, decimals, json_object, numbers, text_of
 from protocol.serving.sse import ServerEvent, event_bytes
 
 _ANTHROPIC_ERRORS = {
@@ -43,14 +43,13 @@ class AnthropicFormat:
         content = body.get("content")
         blocks = [block for block in content if isinstance(block, dict)] if isinstance(content, list) else []
         reason = str(body.get("stop_reason") or "")
-        logprobs = body.get("logprobs")
         stop = body.get("matched_stop")
         return Answer(
             body,
             "".join(text_of(block.get("text")) for block in blocks if block.get("type") == "text"),
             _FINISH.get(reason, reason),
             numbers(body.get("token_ids")),
-            tuple(float(one) for one in logprobs) if isinstance(logprobs, list) else None,
+            decimals(body.get("logprobs")),
             stop if type(stop) is int else None,
             [block for block in blocks if block.get("type") == "tool_use"] or None,
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from protocol.serving.native import Answer, Role, StreamReader, json_object, numbers, text_of
+from protocol.serving.native import Answer, Role, StreamReader, decimals, json_object, numbers, text_of
 from protocol.serving.sse import ServerEvent, event_bytes
 
 
@@ -147,7 +147,7 @@ def _logprobs(value: Any) -> tuple[float, ...] | None:
     content = value.get("content") if isinstance(value, dict) else None
     if not isinstance(content, list):
         return None
-    return tuple(float(one["logprob"]) for one in content if isinstance(one, dict) and "logprob" in one)
+    return decimals([one["logprob"] for one in content if isinstance(one, dict) and "logprob" in one])
 
 
 def _add_call(calls: dict[int, dict[str, Any]], part: Any) -> None:

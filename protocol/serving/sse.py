@@ -6,6 +6,7 @@ import re
 from typing import NamedTuple
 
 _END = re.compile(rb"\r?\n\r?\n")
+_LINE_END = re.compile("\r\n|\n|\r")  # str.splitlines would also cut where a text has a separator of paragraphs
 
 
 class ServerEvent(NamedTuple):
@@ -63,7 +64,7 @@ def event_bytes(data: str, name: str = "") -> bytes:
 
 def _event(raw: bytes) -> ServerEvent:
     name, data = "", []
-    for line in raw.decode("utf-8", "replace").splitlines():
+    for line in _LINE_END.split(raw.decode("utf-8", "replace")):
         field, _, value = line.partition(":")
         value = value.removeprefix(" ")
         if field == "data":

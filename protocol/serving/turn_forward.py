@@ -20,7 +20,7 @@ from protocol.ports import EngineClient
 from protocol.serving.downstream import Downstream
 from protocol.serving.gate import SettlementReceipt
 from protocol.serving.http import status_of
-from protocol.serving.native import Answer, NativeFormat, json_object
+from protocol.serving.native import Answer, NativeFormat, Role, StreamReader, json_object
 from protocol.serving.settlement import RejectionPattern, failed
 from protocol.serving.sse import EventParser, EventTooLong, ServerEvent
 from protocol.serving.turn_hooks import PRIVATE, Turn, TurnHooks
@@ -102,7 +102,7 @@ class TurnForward:
                 assert isinstance(head, HttpHead), "an exchange begins with its head"
                 if not 200 <= head.status < 300:
                     return await self.refused(head, pieces)
-                if head.header("content-type").startswith("text/event-stream"):
+                if head.header("content-type").lower().startswith("text/event-stream"):
                     return await self.stream(head, pieces)
                 return await self.whole(head, pieces)
         except NetworkError as error:
@@ -157,7 +157,7 @@ class TurnForward:
                     if receipt is not None:
                         out.write(event.raw)
                     elif end is None and not broken:
-                        role = reader.feed(event)
+                        role = _role_of(event, reader)
                         if role == "content":
                             out.write(reader.shown(event, turn.request_id, turn.unasked))
                         elif role == "end":
@@ -166,7 +166,7 @@ class TurnForward:
                             receipt = self.in_band(json_object(event.data) or {})
                             out.write(event.raw)
                         else:
-                            broken = "an event of the backend's stream is no JSON object"
+                            broken = "an event of the backend's stream is not of its format"
         except EventTooLong as error:
             broken = str(error)
         if receipt is not None:
@@ -253,6 +253,14 @@ def forwarded_headers(request: RawRequest, *, compressed: bool = False) -> Heade
 def relayed_headers(head: HttpHead) -> Headers:
     """Headers of an answer for the client: all that are not about one connection."""
     return tuple((name, value) for name, value in head.headers if name.lower() not in HOP_BY_HOP)
+
+
+def _role_of(event: ServerEvent, reader: StreamReader) -> Role:
+    """What an event is; one with parts of other types than its format has is broken, like one that is no JSON."""
+    try:
+        return reader.feed(event)
+    except (ValueError, TypeError, OverflowError):
+        return "broken"
 
 
 def _said(error: BaseException) -> str:

@@ -280,6 +280,17 @@ def test_a_generation_that_cannot_be_read_is_refused(raw: bytes) -> None:
     assert not staged(body).of("engine.prompt")
 
 
+@both
+@pytest.mark.parametrize("text", ["\ud800", "\u2028\x85\x00", "<|im_end|>", ""], ids=ascii)
+def test_any_text_is_one_that_an_agent_may_say(path: str, text: str) -> None:
+    async def body(stage: Stage) -> None:
+        seen = await stage.ask(turn(path, text, session=text or "s-1"))
+        assert seen.status == 200
+        assert len(await stage.store.keys(text or "s-1")) == 2
+
+    staged(body)
+
+
 def test_an_evaluation_is_not_recorded() -> None:
     async def body(stage: Stage) -> None:
         seen = await stage.ask(turn(CHAT, return_token_ids=False))
