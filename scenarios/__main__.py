@@ -63,13 +63,16 @@ def cli() -> None:
 @cli.command("list")
 @_JSON
 def list_(as_json: bool) -> None:
-    """Name the scenarios of the catalog."""
+    """Name the scenarios of the catalog; "real": with a real: block, so fitted to real time too."""
     shell = Shell(as_json)
     scenarios = [load(path.stem) for path in catalog()]
     width = max(len(scenario.name) for scenario in scenarios)
+    document = []
     for scenario in scenarios:
-        shell.say(f"{scenario.name:<{width}}  {scenario.model.summary}")
-    shell.document([{"name": scenario.name, "summary": scenario.model.summary} for scenario in scenarios])
+        real = scenario.model.real is not None
+        shell.say(f"{scenario.name:<{width}}  {'real' if real else '    '}  {scenario.model.summary}")
+        document.append({"name": scenario.name, "real": real, "summary": scenario.model.summary})
+    shell.document(document)
 
 
 @cli.command()

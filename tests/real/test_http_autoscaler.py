@@ -165,7 +165,7 @@ def test_a_service_that_is_not_there_is_asked_again_and_again(tmp_path: pathlib.
         ('{"max_engines": 2, "max_engines": 3}', [], "--config {}: the key 'max_engines' is written twice"),
         ('{"service_targets": {"genrm": "nonsense"}}', [], "service_targets.genrm: 'nonsense' is no URL of a scale"),
         ('{"service_targets": {"a": "http://x y:1"}}', [], "service_targets.a: 'http://x y:1' is no URL"),
-        ('{"rollout_service_url": "file:///x"}', [], "service_targets.rollout: 'file:///x' is no URL"),
+        ('{"rollout_service_url": "file:///x"}', [], "rollout_service_url: 'file:///x' is no URL"),
         ("{}", ["--target-token-file", __file__], f"--target-token-file {__file__}: holds no token"),
         ("{}", ["--host", "0.0.0.0"], "needs a token"),
         ("{}", ["--token-file", "/dev/null"], "--token-file /dev/null: is empty"),

@@ -39,7 +39,10 @@ def test_a_module_of_somebodys_in_the_way_of_ours_is_named(tmp_path: pathlib.Pat
 
 def test_list_show_and_validate(command: Command, small_file: pathlib.Path) -> None:
     listed = command("list")
-    assert listed.returncode == 0 and re.search(r"^smoke +Two replicas", listed.stdout, re.MULTILINE)
+    assert listed.returncode == 0 and re.search(r"^smoke +real +Two replicas", listed.stdout, re.MULTILINE)
+    assert re.search(r"^scale_storm +Four replicas", listed.stdout, re.MULTILINE)  # it has no real: block
+    told = {one["name"]: one["real"] for one in json.loads(command("list", "--json").stdout)}
+    assert told["smoke"] is True and told["scale_storm"] is False
     shown = command("show", "smoke")
     assert shown.stdout == (CATALOG / "smoke.yaml").read_text()
     assert "seed: 99" in command("show", "smoke", "--set", "seed=99").stdout

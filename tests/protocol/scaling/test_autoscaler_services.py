@@ -333,6 +333,7 @@ def test_each_service_shows_its_own_last_action() -> None:
         {"service_targets": 5}, {"service_targets": None, "rollout_service_url": 7}, {"service_policies": {"x": {}}},
         {"service_policies": {"genrm": {"max_engines": 1, "min_engines": 2}}},
         {"scale_in_policy": {"token_usage_threshold": 0.99}}, {"evaluation_interval_secs": 0.5}, {"enabled": "yes?"},
+        {"service_targets": {"genrm": "nonsense"}}, {"rollout_service_url": "localhost:8000/rollout"},
     ],
 )  # fmt: skip
 def test_a_wrong_patch_is_refused_with_422_and_changes_nothing(patch: Any) -> None:
@@ -343,6 +344,29 @@ def test_a_wrong_patch_is_refused_with_422_and_changes_nothing(patch: Any) -> No
         assert (await at.api.get_config()).body == before
 
     play(body)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "nonsense", "localhost:8000/genrm", "//localhost:8000", "http://", "http:///genrm", "http://:8000", "actor://",
+        "http://localhost:99999", "http://localhost:0", "http://[::1", "http://a b", "http://a/\nb", "http://a/?b=c",
+    ],
+)  # fmt: skip
+def test_what_is_no_url_is_refused_with_what_to_send(url: str) -> None:
+    async def body(at: Stage) -> None:
+        for patch in ({"service_targets": {"other": url}}, {"rollout_service_url": url}):
+            reply = await at.api.patch_config(patch)
+            assert (reply.status, reply.body["error"]) == (422, "INVALID_CONFIG")
+            assert reply.body["detail"].startswith(("service_targets.other: ", "rollout_service_url: "))
+            assert "as in http://" in reply.body["detail"]
+
+    play(body)
+
+
+@pytest.mark.parametrize("url", ["http://localhost:8000/genrm", "https://[::1]:1/a", "http://a", "actor://scale-a-0"])
+def test_a_url_is_taken(url: str) -> None:
+    assert AutoscalerConfig(service_targets={"genrm": url}).service_targets["genrm"] == url
 
 
 JSON = st.recursive(
