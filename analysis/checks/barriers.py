@@ -128,7 +128,7 @@ class OneBarrier(Check):
     What was prepared is resumed before anything else is prepared, unless a call on it failed, or a gate or backend of
     it has died: then it may begin anew. A native pause is at work at least while entrypoints are told to abort for it;
     a barrier, from its first seal until all that it has sealed is reopened, or its resumption has answered. Where that
-    answer was lost, what comes after it and before another seal is undecided.
+    answer was lost, or whoever asked for it has died, what comes after it and before another seal is undecided.
 
     Kills: a native pause that begins beside a barrier and lands in it (C-8), and a preparation that is not refused.
     """
@@ -141,7 +141,7 @@ class OneBarrier(Check):
     def __init__(self, ledger: Ledger) -> None:
         super().__init__(ledger)
         self._fleet = Fleet()
-        self._open: dict[int, tuple[str, str]] = {}  # call -> controller, method
+        self._open: dict[int, tuple[str, str, str]] = {}  # call -> who asks, controller, method
         self._native: dict[str, None] = {}  # causes of what the native pauses do that may be at work
         self._flags: dict[int, Event] = {}  # calls under way that tell an entrypoint to abort for one
         self._pauses: dict[int, str] = {}  # native pause under way -> that cause
@@ -187,7 +187,7 @@ class OneBarrier(Check):
                 self._native[event.id] = None
                 self._pauses[event.data["call"]] = event.id
             else:
-                self._open[event.data["call"]] = (target, method)
+                self._open[event.data["call"]] = (event.actor, target, method)
 
     def _beside(self, seal: Event, flag: Event) -> None:
         text = (
@@ -218,12 +218,12 @@ class OneBarrier(Check):
                 self._end(controller)
 
     def _on_done(self, event: Event) -> None:
-        controller, method = self._open.pop(event.data["call"], ("", ""))
+        _, controller, method = self._open.pop(event.data["call"], ("", "", ""))
         if not controller:
             self._on_answer(event)
-            return
-        done = event.data["outcome"] == "done"
-        if method == "prepare_pause" and done:
+        elif event.data["outcome"] != "done":
+            self._unresumed(controller, method, event.data["error"])
+        elif method == "prepare_pause":
             self.judged += 1
             before = self._prepared.get(controller)
             if before is not None:
@@ -232,14 +232,18 @@ class OneBarrier(Check):
             self._prepared[controller] = event
         elif method == "resume_requests":
             self._prepared.pop(controller, None)
-            if done:
-                self._end(controller)
-            elif event.data["error"] not in _STAYS and controller in self._sealed:
-                self._lost[controller] = None
-        elif not done:
-            self._prepared.pop(controller, None)
+            self._end(controller)
+
+    def _unresumed(self, controller: str, method: str, error: str) -> None:
+        """Something that was asked of a controller has failed, or nobody is there to hear what became of it."""
+        self._prepared.pop(controller, None)
+        if method == "resume_requests" and error not in _STAYS and controller in self._sealed:
+            self._lost[controller] = None
 
     def _on_died(self, event: Event) -> None:
+        for call in [call for call, (asker, *_) in self._open.items() if asker == event.actor]:
+            _, controller, method = self._open.pop(call)
+            self._unresumed(controller, method, "ActorDied")
         self._end(event.actor)
         self._prepared.pop(event.actor, None)
         place = self._fleet.by_gate.get(event.actor) or self._fleet.by_replica.get(event.actor)

@@ -415,6 +415,16 @@ def test_one_barrier_at_a_time() -> None:
         assert h.end().judged("one_barrier").result == expected
 
 
+def test_who_dies_with_a_resumption_under_way_leaves_no_barrier_that_nobody_has_resumed() -> None:
+    for dies, expected in (("publisher", "pass"), ("bystander", "fail")):
+        h = Published()
+        h.call("controller-s", "prepare_pause", at="publisher/0")
+        h("call.sent", at="publisher/0", call=900, target="controller-s", target_inc=0, method="resume_requests")
+        h("actor.died", at=f"{dies}/0", reason="killed", detail="")
+        h.call("controller-s", "prepare_pause", at="publisher/1")
+        assert h.end().judged("one_barrier").result == expected
+
+
 def test_no_native_pause_beside_a_barrier() -> None:
     for method, when, expected in (
         ("pause_generation", "before", "fail"), ("pause_generation", "after", "fail"),
