@@ -1,7 +1,7 @@
 """A small HTTP server with the routes of an engine, for tests of what stands in front of one. No model, no Ray.
 
 ``python stub_engine.py --port N [--silent-s S] [--load-s S] [--fail] ...``; other arguments are accepted and ignored.
-A request of n tokens takes n milliseconds.
+A request of n tokens takes n milliseconds; one that is not streamed ends with a load of weights at the latest.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ class Stub:
         self.version = version
         self.ready = False
         self.running: dict[str, asyncio.Event] = {}
+        self.loaded: dict[str, asyncio.Event] = {}
         self.seen: list[list[Any]] = []
 
     async def generate(self, request: web.Request) -> web.StreamResponse:
@@ -34,17 +35,16 @@ class Stub:
         try:
             if asked.get("stream"):
                 return await self._stream(request, rid, tokens, aborted)
-            # A request of n tokens takes n milliseconds.
-            reason = "length"
-            try:
-                async with asyncio.timeout(tokens / 1000):
-                    await aborted.wait()
-                reason, tokens = "abort", tokens // 2
-            except TimeoutError:
-                pass
+            loaded = self.loaded[rid] = asyncio.Event()
+            ends = [asyncio.ensure_future(event.wait()) for event in (aborted, loaded)]
+            await asyncio.wait(ends, timeout=tokens / 1000, return_when=asyncio.FIRST_COMPLETED)
+            for end in ends:
+                end.cancel()
+            reason, tokens = ("abort", tokens // 2) if aborted.is_set() else ("length", tokens)
             return web.json_response(self._document(rid, len(asked["input_ids"]), tokens, reason, before))
         finally:
             del self.running[rid]
+            self.loaded.pop(rid, None)
 
     async def _stream(self, request: web.Request, rid: str, tokens: int, aborted: asyncio.Event) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
@@ -91,6 +91,8 @@ class Stub:
         if asked["model_path"].endswith("missing"):
             return web.json_response({"success": False, "message": "no such path"}, status=400)
         self.version = asked.get("weight_version", self.version)
+        for loaded in self.loaded.values():
+            loaded.set()
         await asyncio.sleep(0.05)  # requests that end now have the new version, and the caller has no answer yet
         if asked["model_path"].endswith("unflushed"):
             text = "Weights were updated, but the cache was not flushed because requests are running."
@@ -101,7 +103,7 @@ class Stub:
         return web.Response(status=200 if self.ready else 503)
 
     async def get_seen(self, request: web.Request) -> web.Response:
-        return web.json_response(self.seen)
+        return web.json_response({"posts": self.seen, "running": [*self.running]})
 
     async def post(self, request: web.Request) -> web.Response:
         self.seen.append([request.path, await request.text()])

@@ -21,7 +21,7 @@ from protocol.errors import (
 )
 from protocol.evidence import Event
 from protocol.messages import GenerateRequest, VersionSpan, WeightUpdate
-from protocol.ports import EngineSpec, Placement
+from protocol.ports import EngineClient, EngineSpec, Placement
 from protocol.training.checkpoint import describe, encode_manifest, hash_weights
 from tests.real.engine_world import SPEC, kinds_of, launched, ready, run_with_stubs, until
 
@@ -33,6 +33,12 @@ pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_session")]
 
 def request(number: int, tokens: int, prompt_tokens: int = 40) -> GenerateRequest:
     return GenerateRequest(f"req-{number:07d}", prompt_tokens, tokens)
+
+
+async def seen(client: EngineClient) -> dict[str, Any]:
+    """What has reached the stub: ``posts`` beside generations, in their order, and the ids that are ``running``."""
+    found: dict[str, Any] = json.loads((await client.get("/seen"))[1])
+    return found
 
 
 def ends(events: list[Event]) -> dict[int, tuple[str, str, str, str]]:
@@ -140,7 +146,7 @@ def test_refusals_timeouts_and_clients_that_go_away(tmp_path: pathlib.Path) -> N
                 pass
 
         async def stopped() -> list[Any]:
-            return list(json.loads((await client.get("/seen"))[1]))
+            return list((await seen(client))["posts"])
 
         await asyncio.sleep(0.8)
         assert [rid for _, rid in await stopped()] == ["req-0000004", "req-0000005"]
@@ -186,13 +192,14 @@ def test_weights_are_those_that_the_host_read(tmp_path: pathlib.Path) -> None:
         assert (await client.generate(request(1, 4))).spans == (VersionSpan("7", 0, 4, hashes["7"]),)
 
         await backend.storage.write("exports/8/a.safetensors", b"torn")
-        across = asyncio.create_task(client.generate(request(2, 120)))
-        await asyncio.sleep(0.1)
-        # The stub has the new weights 50 ms before it answers; request 2 ends between the two.
+        across = asyncio.create_task(client.generate(request(2, 60_000)))
+        while not (await seen(client))["running"]:
+            await asyncio.sleep(0.02)
+        # The stub has the new weights 50 ms before it answers; request 2, of a minute, ends between the two.
         reply = await client.update_weights(WeightUpdate("exports/8", "8"))
         assert (reply.status, reply.success, reply.body) == (200, True, "Succeeded to update model weights.")
         spans = (await across).spans
-        assert [(span.version, span.start, span.end) for span in spans] == [("7", 0, 60), ("8", 60, 120)]
+        assert [(span.version, span.start, span.end) for span in spans] == [("7", 0, 30_000), ("8", 30_000, 60_000)]
         assert spans[0].weight_hash == hashes["7"] and spans[1].weight_hash not in ("", hashes["7"])
 
         missing = await client.update_weights(WeightUpdate("exports/missing", "9"))
@@ -205,7 +212,7 @@ def test_weights_are_those_that_the_host_read(tmp_path: pathlib.Path) -> None:
         assert (await client.generate(request(4, 4))).spans == (VersionSpan("10", 0, 4, hashes["7"]),)
         for route in ("/pause_generation", "/continue_generation", "/continue_generation"):
             assert (await client.post(route, {"mode": "retract"})).body == "done"
-        loaded = [path for route, path in json.loads((await client.get("/seen"))[1]) if route.startswith("/update")]
+        loaded = [path for route, path in (await seen(client))["posts"] if route.startswith("/update")]
         assert loaded == [str(tmp_path / "storage" / "exports" / name) for name in ("8", "missing", "unflushed")]
 
     events = run_with_stubs(tmp_path, body)
@@ -223,7 +230,7 @@ def test_weights_are_those_that_the_host_read(tmp_path: pathlib.Path) -> None:
     assert weights[0].data["in_flight"] == 1
     (across,) = [e for e in kinds_of(events, "genrm-0", "engine.finished") if e.data["request"] == "req-0000002"]
     assert across.n > weights[0].n  # not before the weights that computed it are known
-    assert across.data["spans"] == [["7", 0, 60, hashes["7"]], ["8", 60, 120, torn]]
+    assert across.data["spans"] == [["7", 0, 30_000, hashes["7"]], ["8", 30_000, 60_000, torn]]
     modes = kinds_of(events, "genrm-0", "engine.paused", "engine.resumed")
     assert [event.kind for event in modes] == ["engine.paused", "engine.resumed"]
 
