@@ -118,7 +118,7 @@ class AutoscalerApi:
 
     async def clear_history(self, service: str | None = None) -> ApiReply:
         """POST /clear_history: forget what is over, of one service or of all. 200 or 404."""
-        if service is not None and service not in self._autoscaler.runtimes:
+        if service is not None and self._runtime(service) is None:
             return self._unknown(service)
         cleared = 0
         for name, runtime in self._autoscaler.runtimes.items():
@@ -172,7 +172,7 @@ class AutoscalerApi:
 
     async def conditions(self, service: str = ROLLOUT) -> ApiReply:
         """GET /conditions: each condition with its value, threshold, and for how long it has held. 200 or 404."""
-        runtime = self._autoscaler.runtimes.get(service)
+        runtime = self._runtime(service)
         if runtime is None:
             return self._unknown(service)
         rules = self._autoscaler.config.rules(service)
@@ -204,7 +204,7 @@ class AutoscalerApi:
             asked = HistoryQuery.model_validate(query)
         except ValidationError as error:
             return _invalid(error)
-        runtime = self._autoscaler.runtimes.get(asked.service)
+        runtime = self._runtime(asked.service)
         if runtime is None:
             return self._unknown(asked.service)
         items: Any = [r.item() for r in reversed(runtime.state.history) if asked.action in (None, r.action)]
@@ -212,11 +212,15 @@ class AutoscalerApi:
 
     async def metrics_history(self, service: str = ROLLOUT) -> ApiReply:
         """GET /metrics_history: frames, newest first. 200 or 404."""
-        runtime = self._autoscaler.runtimes.get(service)
+        runtime = self._runtime(service)
         if runtime is None:
             return self._unknown(service)
         frames: Any = [frame.snapshot() for frame in reversed(runtime.collector.frames)]
         return ApiReply(200, body_of(MetricsHistoryBody(service, frames)))
+
+    def _runtime(self, service: Any) -> Runtime | None:
+        """None also for what is no name: over HTTP a query is text, from an actor it may be anything."""
+        return self._autoscaler.runtimes.get(service) if isinstance(service, str) else None
 
     def _unknown(self, service: str) -> ApiReply:
         known = ", ".join(sorted(self._autoscaler.runtimes)) or "none: it has not been started"

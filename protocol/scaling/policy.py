@@ -12,7 +12,7 @@ import urllib.parse
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from protocol.config import ComponentConfig, Count, Seconds, SecondsOrNone
@@ -43,7 +43,13 @@ def _is_url(given: str) -> str:
 _Url = Annotated[str, Field(min_length=1, max_length=2000), AfterValidator(_is_url)]
 
 
-class ScaleOutPolicy(ComponentConfig):
+class _Sent(ComponentConfig):
+    """Base of what a client may send: no type stands for another, so that true is no number of replicas (M23)."""
+
+    model_config = ConfigDict(strict=True)
+
+
+class ScaleOutPolicy(_Sent):
     """When replicas are added: any one condition, for long enough."""
 
     token_usage_threshold: _Fraction = 0.85
@@ -60,7 +66,7 @@ class ScaleOutPolicy(ComponentConfig):
     """Replicas added at once."""
 
 
-class ScaleInPolicy(ComponentConfig):
+class ScaleInPolicy(_Sent):
     """When replicas are removed: all three conditions, for long enough."""
 
     token_usage_threshold: _BelowOne = 0.3
@@ -75,7 +81,7 @@ class ScaleInPolicy(ComponentConfig):
     """Use of the KV cache that the replicas that stay would have."""
 
 
-class ServicePolicy(ComponentConfig):
+class ServicePolicy(_Sent):
     """What is different for one service. What is not given, inside of the policies too, is as it is for all."""
 
     min_engines: Count | None = None
@@ -94,7 +100,7 @@ class Rules:
     scale_in: ScaleInPolicy
 
 
-class AutoscalerConfig(ComponentConfig):
+class AutoscalerConfig(_Sent):
     """``protocol.scaling.autoscaler`` (scaling.md 6.1)."""
 
     enabled: bool = True

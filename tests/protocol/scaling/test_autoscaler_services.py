@@ -334,6 +334,9 @@ def test_each_service_shows_its_own_last_action() -> None:
         {"service_policies": {"genrm": {"max_engines": 1, "min_engines": 2}}},
         {"scale_in_policy": {"token_usage_threshold": 0.99}}, {"evaluation_interval_secs": 0.5}, {"enabled": "yes?"},
         {"service_targets": {"genrm": "nonsense"}}, {"rollout_service_url": "localhost:8000/rollout"},
+        {"max_engines": True}, {"max_engines": "7"}, {"max_engines": 7.0}, {"enabled": "yes"}, {"enabled": 1},
+        {"scale_out_cooldown_secs": "5"}, {"scale_out_cooldown_secs": True}, {"scale_out_policy": {"max_delta": True}},
+        {"service_policies": {"genrm": {"max_engines": True}}}, {"scale_in_policy": {"queue_depth_threshold": "0"}},
     ],
 )  # fmt: skip
 def test_a_wrong_patch_is_refused_with_422_and_changes_nothing(patch: Any) -> None:
@@ -397,6 +400,10 @@ def test_unknown_services_and_wrong_queries() -> None:
             await at.api.clear_history("nobody"), await at.api.scale_history(service="nobody"),
         ):  # fmt: skip
             assert reply.status == 404 and "genrm" in reply.body["detail"]
+        for odd in ([], {}, None, 7):
+            replies = [await at.api.conditions(odd), await at.api.metrics_history(odd)]
+            replies += [] if odd is None else [await at.api.clear_history(odd)]  # None: of all
+            assert [reply.status for reply in replies] == [404] * len(replies)
         for query in ({"limit": 0}, {"limit": 5000}, {"action": "sideways"}, {"what": 1}):
             assert (await at.api.scale_history(service="genrm", **query)).status == 422
         assert (await at.api.enable({"enabled": 1})).status == 422
