@@ -358,6 +358,7 @@ class VictimStaysOut(PlacementCheck):
         self._draining: dict[str, tuple[str, Event]] = {}  # service -> operation, since when one of its replicas drains
         self._late: dict[Process, Event] = {}  # the first request that a victim should not have got; of each replica
         self._grace_ns = round(ledger.preregistered.shadow_s * 1e9)
+        self._control: dict[str, None] = {}  # control APIs and managers: who chooses a victim, and has it closed
 
     def own(self) -> dict[str, Handler]:
         return {
@@ -365,7 +366,15 @@ class VictimStaysOut(PlacementCheck):
             "scale.answered": self._on_answered,
             "engine.accepted": self._on_accepted,
             "placement.state": self._on_state,
+            "call.sent": self._on_sent,
         }
+
+    def wants_call(self, method: str) -> bool:
+        return method == "progress"
+
+    def _on_sent(self, event: Event) -> None:
+        if event.data["method"] == "progress":
+            self._control[event.actor] = self._control[event.data["target"]] = None
 
     def _on_answered(self, event: Event) -> None:
         asked = self._operators.on_answered(event)
@@ -423,10 +432,11 @@ class VictimStaysOut(PlacementCheck):
         self._late = {process: late for process, late in self._late.items() if service_of(process[0]) != service}
 
     def _explained(self, t_ns: int) -> bool:
-        """Whether a fault kept the victim from being closed: on the path of requests, or on any link of control."""
+        """Whether a fault kept the victim open: on the path of requests, on a link, or on who is to close it."""
         shadow = self.ledger.shadow
         return shadow.explain(t_ns, t_ns, self._grace_ns) is not None or any(
-            ">" in window.target and (window.end_ns is None or t_ns <= window.end_ns + self._grace_ns)
+            (">" in window.target or window.target in self._control)
+            and (window.end_ns is None or t_ns <= window.end_ns + self._grace_ns)
             for window in shadow.windows.values()
         )
 

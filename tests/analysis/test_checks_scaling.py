@@ -637,3 +637,18 @@ def test_a_fault_on_a_link_of_control_explains_it_and_a_candidate_is_no_victim()
     h.submitted("op-1", "scale_out", target=2)
     _victim(h, 9_000)
     assert h.end().judged("victim_stays_out").result == "inconclusive"
+
+
+@pytest.mark.parametrize(
+    ("target", "expected"), [("scale-m-0", "pass"), ("manager-m-0", "pass"), ("exporter-m-0", "fail")]
+)
+def test_a_victim_is_not_closed_while_who_closes_it_is_stopped(target: str, expected: str) -> None:
+    h = Scaled()
+    h.elastic()
+    for name in ("scale-m-0", "manager-m-0", "exporter-m-0"):
+        h("actor.spawned", at=f"{name}/1", cls="X", node="node-0", role="actor")
+    h.submitted("op-1", "scale_in", target=1)
+    h("call.sent", at="scale-m-0/1", call=901, target="manager-m-0", target_inc=1, method="progress")
+    _fault(h, "sigstop", target)
+    _victim(h, 9_000)
+    assert h.end().judged("victim_stays_out").result == expected
