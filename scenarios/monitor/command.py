@@ -104,9 +104,11 @@ def _of_run(
 ) -> Iterator[Board]:
     info = info_of(path)
     told = services_of(info)
-    name = chosen(list(told), service, f"{path} ({info.scenario})", all_services_of(info))
-    watched = Watched(name, f"{info.scenario}, {info.backend}, seed {info.seed}", told.get(name))
     follower = Follower(path)
+    others = all_services_of(info)
+    names = list(told) if told or others else follower.asked()  # of a scenario of others, the evidence alone can tell
+    name = chosen(names, service, f"{path} ({info.scenario})", others)
+    watched = Watched(name, f"{info.scenario}, {info.backend}, seed {info.seed}", told.get(name))
     if follower.finished:
         yield from _replayed(follower, watched, at_s, speed if terminal and not once else None)
         return

@@ -193,7 +193,8 @@ class Watched:
         when = f"{self.t_s:.1f} s{f', over: {self.over}' if self.over else ''}"
         history = latest(self._rows.values())
         if not self.seen:
-            empty = nothing_known(self._source, self.service, when, "nothing was seen of this service so far", history)
+            so_far = "nothing but its operations was seen" if history else "nothing was seen of this service so far"
+            empty = nothing_known(self._source, self.service, when, so_far, history)
             return dataclasses.replace(empty, over=bool(self.over))
         note = "" if self._deployed is not None else "no autoscaler looks after this service"
         out, in_ = self._conditions()
@@ -374,6 +375,14 @@ class Follower:
     def whole(self) -> Iterator[Event]:
         """Every event of a finished run. Raises BadInput: the evidence is broken."""
         yield from EventReader(self._run.events)
+
+    def asked(self) -> list[str]:
+        """The services of a finished run whose control API was asked for something: of an imported one, all we know.
+
+        Raises BadInput: the evidence is broken.
+        """
+        events = self.whole() if self.finished else iter(())
+        return list(dict.fromkeys(event.data["service"] for event in events if event.kind == "scale.asked"))
 
     def look(self) -> list[Event]:
         """What has been written since the last look. Raises BadInput: it can no longer be read."""

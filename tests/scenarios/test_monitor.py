@@ -18,6 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from analysis.errors import BadInput
+from analysis.foreign.genrm import import_genrm
 from scenarios.__main__ import cli
 from scenarios.load import load
 from scenarios.monitor import command
@@ -25,6 +26,7 @@ from scenarios.monitor.board import FIGURES, SHOWN, UNKNOWN, HistoryRow, clean, 
 from scenarios.monitor.run_source import LIVE, Follower, services_of
 from scenarios.monitor.url_source import Served
 from scenarios.runner import run_in_sim
+from tests.mutants.foreign_runs import SOUND, write
 
 
 @pytest.fixture(scope="module")
@@ -387,6 +389,16 @@ def test_a_run_without_a_scaled_service(tmp_path: pathlib.Path) -> None:
     assert monitor(run, "--once", "--service", name).exit_code == 0
     refused = monitor(run, "--once", "--service", "nobody")
     assert re.search(rf"--service nobody: .* has {name}$", str(refused.exception))
+
+
+def test_of_an_imported_run_the_service_is_shown_whose_api_was_asked(tmp_path: pathlib.Path) -> None:
+    import_genrm(write(SOUND["manual"](), tmp_path / "in"), tmp_path / "run")
+    board = monitor(tmp_path / "run", "--once")
+    assert board.exit_code == 0 and board.output.startswith("genrm "), board.output
+    assert "nothing but its operations was seen" in board.output
+    assert re.search(r"scale_in +2 → 1 +COMPLETED", board.output)
+    refused = monitor(tmp_path / "run", "--once", "--service", "nobody")
+    assert re.search(r"--service nobody: .* has genrm$", str(refused.exception))
 
 
 def test_a_scenario_that_is_not_ours_tells_nothing(cycle: pathlib.Path) -> None:
