@@ -11,7 +11,7 @@ import dataclasses
 from typing import Any
 
 from protocol.config import TraceStoreConfig
-from protocol.errors import GatePoisoned, NoSuchActor, Outcome, SeatrialError
+from protocol.errors import GatePoisoned, Outcome, SeatrialError
 from protocol.evidence import observer
 from protocol.messages import EngineAddress
 from protocol.ports import ActorHandle, backend
@@ -30,6 +30,7 @@ from protocol.training.rendezvous import Rendezvous
 from protocol.training.weight_sync import WeightSync
 from scenarios.faults import PublishParams
 from scenarios.proxy import Front, deploy_proxy
+from scenarios.routing import living
 from scenarios.schema import PublishingModel, ServiceModel
 
 _ANSWER_S = 30.0
@@ -60,16 +61,10 @@ class Publishing:
 
     async def actors(self) -> list[ActorHandle]:
         """Every actor of it in its present incarnation, who is asked first to stop first."""
-        living = []
         front = () if self.front is None else (self.front.registrations, self.front.proxy)
         first = (*front, self.publisher, self.router, self.controller)
         last = () if self.store is None else (self.store,)
-        for handle in (*first, *self.ranks, *self.entrypoints, *self.gates, *last):
-            try:
-                living.append(await backend().lookup(handle.name))
-            except NoSuchActor:
-                continue  # killed, and never restarted
-        return living
+        return await living((*first, *self.ranks, *self.entrypoints, *self.gates, *last))
 
 
 async def deploy_publishing(

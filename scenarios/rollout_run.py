@@ -23,6 +23,7 @@ from scenarios.client import ClientReport, wait_to_begin
 from scenarios.faults import PublishParams
 from scenarios.publishing import PublicationOperator, Publishing, spawn_store
 from scenarios.rollouts import RolloutAgent
+from scenarios.routing import living
 from scenarios.schema import RolloutsModel, ServiceModel, WorkloadModel
 
 _LOOK_S = 0.5
@@ -43,14 +44,10 @@ class Rollouts:
 
     async def actors(self) -> list[ActorHandle]:
         """Every actor of it in its present incarnation, who asks others before those who are asked."""
-        living = []
         evaluators = [] if self.evaluator is None else [self.evaluator]
-        for handle in (self.learner, *evaluators, self.producer, *self.workers, *self.agents, self.buffer, self.store):
-            try:
-                living.append(await backend().lookup(handle.name))
-            except NoSuchActor:
-                continue  # killed, and never restarted
-        return living
+        return await living(
+            (self.learner, *evaluators, self.producer, *self.workers, *self.agents, self.buffer, self.store)
+        )
 
 
 async def deploy_rollouts(

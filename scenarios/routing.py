@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from protocol.errors import ActorDied, SeatrialError, message_of
+from protocol.errors import ActorDied, NoSuchActor, SeatrialError, message_of
 from protocol.ports import ActorHandle, backend
 
 if TYPE_CHECKING:
@@ -79,6 +79,17 @@ async def ask(handle: ActorHandle, method: str, default: Any) -> Any:
         return TimeoutError(f"no answer within {_ANSWER_S:g} s")
     except SeatrialError as error:
         return error
+
+
+async def living(handles: Iterable[ActorHandle]) -> list[ActorHandle]:
+    """Actors in their present incarnations, without those that were killed and never restarted."""
+    found = []
+    for handle in handles:
+        try:
+            found.append(await backend().lookup(handle.name))
+        except NoSuchActor:
+            continue
+    return found
 
 
 async def ask_of(cell: Cell, part: str, method: str, default: Any) -> Any:

@@ -107,6 +107,7 @@ class Ledger:
             "actor.died": self._died,
             "node.lost": self._node_lost,
             "node.restored": self._node_restored,
+            "publishing.deployed": self.shadow.deployed,
             "request.sent": self._sent,
             "engine.accepted": self._accepted,
             "engine.refused": self._refused,

@@ -69,8 +69,9 @@ class FaultWindow:
 class Shadow:
     """The faults of a run, and the processes that requests go through.
 
-    A request's path is made of the clients, the engines, and whoever sends requests to engines. A fault on another
-    process, or on a link of which neither end lies on the path, explains no failure.
+    A request's path is made of the clients, the engines, whoever sends requests to engines, and the router that agents
+    send their turns to. A fault on another process, or on a link of which neither end lies on the path, explains no
+    failure.
     """
 
     def __init__(self) -> None:
@@ -91,6 +92,9 @@ class Shadow:
         self._nodes.setdefault(event.data["node"], {})[event.actor] = None
         if event.data["role"] == "engine":
             self._path[event.actor] = None
+
+    def deployed(self, event: Event) -> None:
+        self._path[event.data["router"]] = None
 
     def sent(self, event: Event) -> None:
         self._path[event.actor] = None

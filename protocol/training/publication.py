@@ -22,6 +22,7 @@ from protocol.messages import EngineAddress, ExportManifest, WeightUpdate
 from protocol.ports import ActorHandle, EngineClient, backend
 from protocol.serving.admin import ask_to_load, reported_weights
 from protocol.serving.barrier import BarrierView, everywhere, refuse_older
+from protocol.serving.peer import Peer
 from protocol.training.checkpoint import load_manifest
 from protocol.training.weight_sync import WeightSync
 
@@ -49,7 +50,7 @@ class WeightPublisher:
     ) -> None:
         self._admin = admin
         self._controller = controller
-        self._exporter = exporter
+        self._exporter = Peer(exporter, None)  # as long as it takes: it has a deadline of its own
         self._sync = sync
         self._flush = flush
         self._fence = fence
@@ -67,7 +68,7 @@ class WeightPublisher:
 
         Raises:
             GatePoisoned: *not done*, and no publication will be.
-            ActorDied: the controller has died; what comes after it is asked the next time.
+            ActorDied: the controller or the exporter has died; what comes after it is asked the next time.
             BarrierError, StorageError: the barrier stays; nothing is open that serves another version. *Not done* for
                 a version that is older than an installed one: nothing has changed, nor is anything written, and a newer
                 one may be published.
@@ -117,7 +118,7 @@ class WeightPublisher:
     async def _export(self, model_step: int) -> str:
         path = self._exported.get(model_step)
         if path is None:
-            path = str(await self._exporter.export(str(model_step)))
+            path = str(await self._exporter.call("export", str(model_step)))
             self._exported = {model_step: path}
         return path
 

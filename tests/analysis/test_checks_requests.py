@@ -251,6 +251,19 @@ def test_only_faults_on_the_path_of_requests_explain(name: str, target: str, exp
     assert h.judged("unexplained_failures").result == ("pass" if explains else "fail")
 
 
+@pytest.mark.parametrize(("target", "explains"), [("router", True), ("controller", False)])
+def test_the_router_of_agents_is_on_the_path(target: str, explains: bool) -> None:
+    h = History()
+    for process in ("router/1", "controller/1", "entrypoint/1"):
+        h("actor.spawned", at=process, role="actor", node="n0")
+    h("publishing.deployed", at="driver/0", service="s", entrypoints=[["entrypoint", "gate", "e0"]],
+      controller="controller", router="router", prepare_timeout_s=9.0, resume_timeout_s=9.0)  # fmt: skip
+    h.sent("r0")
+    h("fault.injected", fault=1, name="restart_empty", target=target)
+    h.done("r0", outcome="unknown", status=0, error="ActorDied")
+    assert h.judged("unexplained_failures").result == ("pass" if explains else "fail")
+
+
 def test_the_sender_of_probes_is_not_on_the_path() -> None:
     h = History()
     h("actor.spawned", at="health/1", role="actor", node="n1")

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from protocol.config import ControllerConfig, GateConfig
+from protocol.config import ControllerConfig, ExportConfig, GateConfig
 from protocol.errors import (
     ActorDied,
     BarrierError,
@@ -21,8 +21,9 @@ from protocol.serving.barrier import Member
 from protocol.serving.controller import RolloutController
 from protocol.serving.entrypoint import TurnResult
 from protocol.serving.gate import RequestGate
+from protocol.training.checkpoint import Exporter
 from protocol.training.publication import WeightPublisher
-from tests.protocol.fake import FakeBackend, FakeHandle, run
+from tests.protocol.fake import FakeBackend, FakeHandle, FakeTrainer, run
 from tests.protocol.serving.world import ADMIN, CONTROLLER, Fleet, fleet_of, raised
 
 
@@ -395,6 +396,18 @@ def test_an_older_version_is_refused_before_anything_is_done_for_it_and_a_newer_
         await publisher.publish(2)
         await publisher.publish(3)
         assert all(s.open and s.model_step == 3 for s in await fleet.snapshots())
+
+    run(body)
+
+
+def test_a_publisher_finds_an_exporter_that_was_restarted() -> None:
+    async def body(world: FakeBackend) -> None:
+        fleet: Fleet = await (await fleet_of(world, 2)).opened(1)
+        fleet.exporter.dead = True
+        assert isinstance(await raised(fleet.publisher.publish(2)), ActorDied)  # nobody has brought it back yet
+        await world.spawn(Exporter, ExportConfig(), FakeTrainer(), name="exporter")
+        await fleet.publisher.publish(2)
+        assert all(s.open and s.model_step == 2 for s in await fleet.snapshots())
 
     run(body)
 
