@@ -18,6 +18,7 @@ from protocol.serving.settlement import RejectionPattern
 from scenarios.faults import CancelParams, LookParams, PublishParams, ReconcileParams, ScaleParams, SyncWeightsParams
 from scenarios.fields import did_you_mean, shortened
 from scenarios.named import check_names, criterion_of
+from scenarios.parts import lacking
 from scenarios.schema import ScenarioModel, ServiceModel, WorkloadModel
 from scenarios.steps import SELECTORS, StepModel
 from scenarios.workloads.source import TRACES
@@ -63,12 +64,12 @@ def load_class(target: str, place: str) -> type:
     module_name, _, name = target.partition(":")
     try:
         module = importlib.import_module(module_name)
-    except ImportError as error:
-        raise BadInput(
-            f"{place}: cannot import {module_name!r} ({error}); run 'python -m scenarios' in its folder, install it or "
-            "set PYTHONPATH"
-        ) from error
     except (Exception, SystemExit) as error:  # it is the user's: its import may do anything
+        if isinstance(error, ModuleNotFoundError) and f"{module_name}.".startswith(f"{error.name}."):
+            raise BadInput(
+                f"{place}: cannot import {module_name!r} ({error}); run 'python -m scenarios' in its folder, install "
+                "it or set PYTHONPATH"
+            ) from error
         what = f"{type(error).__name__}: {error}"
         raise BadInput(f"{place}: importing {module_name!r} failed ({what}); correct the module") from error
     found = getattr(module, name, None)
@@ -86,7 +87,13 @@ def _nodes(model: ScenarioModel) -> list[str]:
 
 def _check_topology(service: ServiceModel, path: Path, places: Places) -> None:
     for component, target in service.components.items():
-        load_class(target, places.name((*path, "components", component)))
+        place = places.name((*path, "components", component))
+        missing = lacking(component, load_class(target, place))
+        if missing:
+            raise BadInput(
+                f"{place}: {target} has no 'async def' of {', '.join(missing)}, which every run asks a {component} "
+                "for; docs/bring_your_own.md says what each part must have"
+            )
     for key in ("entrypoint", "session_server") if service.publishing is not None else ():
         if (front := getattr(service.publishing, key)) is not None:
             try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from protocol.errors import ActorDied, SeatrialError
+from protocol.errors import ActorDied, ReadTimeout, SeatrialError
 from protocol.messages import GenerateRequest
 from protocol.ports import ActorHandle, backend
 from protocol.serving.entrypoint import TurnResult
@@ -60,14 +60,19 @@ async def send_turn(
 
 
 async def retire(controller: ActorHandle, session: str) -> bool:
-    """Tell the RolloutController that an episode is over, whatever became of it (A-I6); whether it acknowledged."""
+    """Tell the RolloutController that an episode is over, whatever became of it (A-I6); whether it acknowledged.
+
+    Which does no harm twice: it is told again where a message was lost, and so is whoever came after it.
+    """
     try:
         async with asyncio.timeout(_RETIRE_S):
-            try:
-                await controller.retire_route_sessions((session,))
-            except ActorDied:  # which does no harm twice: whoever came after it is told
-                again = await backend().lookup(controller.name)
-                await again.retire_route_sessions((session,))
-        return True
+            while True:
+                try:
+                    await controller.retire_route_sessions((session,))
+                    return True
+                except ActorDied:
+                    controller = await backend().lookup(controller.name)
+                except ReadTimeout:
+                    continue
     except (SeatrialError, TimeoutError):
         return False

@@ -69,9 +69,9 @@ class FaultWindow:
 class Shadow:
     """The faults of a run, and the processes that requests go through.
 
-    A request's path is made of the clients, the engines, whoever sends requests to engines, and the router that agents
-    send their turns to. A fault on another process, or on a link of which neither end lies on the path, explains no
-    failure.
+    A request's path is made of the clients, the engines, whoever sends requests to engines, and the router and gates
+    that the turns of agents pass. A fault on another process, or on a link of which neither end lies on the path,
+    explains no failure.
     """
 
     def __init__(self) -> None:
@@ -94,7 +94,8 @@ class Shadow:
             self._path[event.actor] = None
 
     def deployed(self, event: Event) -> None:
-        self._path[event.data["router"]] = None
+        for name in (event.data["router"], *(gate for _, gate, _ in event.data["entrypoints"] if gate)):
+            self._path[name] = None
 
     def sent(self, event: Event) -> None:
         self._path[event.actor] = None

@@ -251,10 +251,10 @@ def test_only_faults_on_the_path_of_requests_explain(name: str, target: str, exp
     assert h.judged("unexplained_failures").result == ("pass" if explains else "fail")
 
 
-@pytest.mark.parametrize(("target", "explains"), [("router", True), ("controller", False)])
-def test_the_router_of_agents_is_on_the_path(target: str, explains: bool) -> None:
+@pytest.mark.parametrize(("target", "explains"), [("router", True), ("gate", True), ("controller", False)])
+def test_the_router_and_the_gates_of_agents_are_on_the_path(target: str, explains: bool) -> None:
     h = History()
-    for process in ("router/1", "controller/1", "entrypoint/1"):
+    for process in ("router/1", "controller/1", "entrypoint/1", "gate/1"):
         h("actor.spawned", at=process, role="actor", node="n0")
     h("publishing.deployed", at="driver/0", service="s", entrypoints=[["entrypoint", "gate", "e0"]],
       controller="controller", router="router", prepare_timeout_s=9.0, resume_timeout_s=9.0)  # fmt: skip

@@ -8,6 +8,7 @@ import re
 
 import pytest
 
+from scenarios.parts import ASKED
 from scenarios.schema import COMPONENTS
 from tests.docs.pages import DOCS
 
@@ -36,6 +37,11 @@ def test_the_methods_of_a_part_are_those_of_our_class(row: re.Match[str]) -> Non
     assert named <= public, f"the page names {named - public}, which {name} does not have"
     if "the rest is its HTTP surface" not in row["methods"]:
         assert public <= named, f"{name} has {public - named}, which the page does not name"
+
+
+def test_what_is_in_bold_is_looked_for_before_a_run() -> None:
+    bold = {row["part"]: tuple(re.findall(r"\*\*`([a-z_]+)`\*\*", row["methods"])) for row in ROWS}
+    assert {part: methods for part, methods in bold.items() if methods} == ASKED
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row["part"])

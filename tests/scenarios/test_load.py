@@ -88,6 +88,8 @@ BAD = [
     ("engine: tiny-cpu", "engine: tiny-cpu\n      components: {gateway: nope}", r"f.yaml:10: .*'nope' names no class"),
     ("engine: tiny-cpu", "engine: tiny-cpu\n      components: {gateway: 'no_such:B'}", r"f.yaml:10: .*cannot import 'no_such'"),
     ("engine: tiny-cpu", "engine: tiny-cpu\n      components: {gateway: 'json:B'}", r"f.yaml:10: .*json has no class 'B'"),
+    ("engine: tiny-cpu", "engine: tiny-cpu\n      components: {gateway: 'json:JSONDecoder'}",
+     r"f.yaml:10: .*gateway: json:JSONDecoder has no 'async def' of generate, add_replica, health_view, set_routable"),
     ("engine: tiny-cpu", "engine: tiny-cpu\n      gateways: 3", r"f.yaml:10: .*gateways: 3 gateways for 2 replicas"),
     ("service: chat", "service: chart", r"f.yaml:11: workload.service: unknown service 'chart'; did you mean 'chat'"),
     ("for_s: 3", "for_s: -3", r"f.yaml:15: workload.for_s: must not be negative \(given: -3\)"),
@@ -373,9 +375,12 @@ def test_unknown_scenario_and_absent_file() -> None:
 def test_a_component_whose_import_fails(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "broken_at_import.py").write_text("import sys\nsys.exit(3)\n")
     monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "wants_more.py").write_text("import no_such_module\n")
     change = "topology.services.chat.components={gateway: 'broken_at_import:Gateway'}"
     with pytest.raises(BadInput, match=r"components.gateway: importing 'broken_at_import' failed \(SystemExit: 3\)"):
         _parse("", "", change)
+    with pytest.raises(BadInput, match=r"importing 'wants_more' failed \(ModuleNotFoundError: No module named 'no_such"):
+        _parse("", "", change.replace("broken_at_import", "wants_more"))
 
 
 # --- the table of faults ---
