@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 
 ASKED: dict[str, tuple[str, ...]] = {
-    "gateway": ("generate", "add_replica", "health_view", "set_routable"),
+    "gateway": ("generate", "add_replica", "health_view"),
     "recovery": ("recover",),
     "exporter": ("export",),
     "trainer": ("shards",),
@@ -22,7 +22,7 @@ ASKED: dict[str, tuple[str, ...]] = {
         "begin", "execute", "progress", "confirm_drained", "abort", "capacity", "reconcile", "may_recover", "adopt",
         "owned",
     ),
-    "scale_api": ("scale_out", "scale_in", "status", "reconcile"),
+    "scale_api": ("scale_out", "scale_in", "status"),
     "turn_hooks": ("on_request", "on_response", "on_end"),
     "trace_store": ("append", "search", "export_training_trace", "release_sessions"),
     "replay_buffer": ("put", "take", "take_batch", "refresh"),
