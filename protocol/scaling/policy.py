@@ -43,13 +43,13 @@ def _is_url(given: str) -> str:
 _Url = Annotated[str, Field(min_length=1, max_length=2000), AfterValidator(_is_url)]
 
 
-class _Sent(ComponentConfig):
+class _SentModel(ComponentConfig):
     """Base of what a client may send: no type stands for another, so that true is no number of replicas (M23)."""
 
     model_config = ConfigDict(strict=True)
 
 
-class ScaleOutPolicy(_Sent):
+class ScaleOutPolicy(_SentModel):
     """When replicas are added: any one condition, for long enough."""
 
     token_usage_threshold: _Fraction = 0.85
@@ -66,7 +66,7 @@ class ScaleOutPolicy(_Sent):
     """Replicas added at once."""
 
 
-class ScaleInPolicy(_Sent):
+class ScaleInPolicy(_SentModel):
     """When replicas are removed: all three conditions, for long enough."""
 
     token_usage_threshold: _BelowOne = 0.3
@@ -81,7 +81,7 @@ class ScaleInPolicy(_Sent):
     """Use of the KV cache that the replicas that stay would have."""
 
 
-class ServicePolicy(_Sent):
+class ServicePolicy(_SentModel):
     """What is different for one service. What is not given, inside of the policies too, is as it is for all."""
 
     min_engines: Count | None = None
@@ -100,7 +100,7 @@ class Rules:
     scale_in: ScaleInPolicy
 
 
-class AutoscalerConfig(_Sent):
+class AutoscalerConfig(_SentModel):
     """``protocol.scaling.autoscaler`` (scaling.md 6.1)."""
 
     enabled: bool = True

@@ -89,7 +89,7 @@ BAD = [
     ("engine: tiny-cpu", "engine: tiny-cpu\n      components: {gateway: 'no_such:B'}", r"f.yaml:10: .*cannot import 'no_such'"),
     ("engine: tiny-cpu", "engine: tiny-cpu\n      components: {gateway: 'json:B'}", r"f.yaml:10: .*json has no class 'B'"),
     ("engine: tiny-cpu", "engine: tiny-cpu\n      components: {gateway: 'json:JSONDecoder'}",
-     r"f.yaml:10: .*gateway: json:JSONDecoder has no 'async def' of generate, add_replica, health_view, set_routable"),
+     r"f.yaml:10: .*gateway: json:JSONDecoder has no 'async def' of generate, add_replica, health_view, which every run asks"),
     ("engine: tiny-cpu", "engine: tiny-cpu\n      gateways: 3", r"f.yaml:10: .*gateways: 3 gateways for 2 replicas"),
     ("service: chat", "service: chart", r"f.yaml:11: workload.service: unknown service 'chart'; did you mean 'chat'"),
     ("for_s: 3", "for_s: -3", r"f.yaml:15: workload.for_s: must not be negative \(given: -3\)"),
