@@ -83,7 +83,12 @@ def on_ray(kind: str, folder: pathlib.Path) -> EngineArm:
 
     python = sys.executable if kind == "emulated" else sglang_cpu_python()
     assert python is not None
-    settings = EngineSettings(kind, python, block_tokens=BLOCK, first_port=first_port())  # type: ignore[arg-type]
+    settings = EngineSettings(
+        kind,  # type: ignore[arg-type]  # one of its two that need no GPU
+        python,
+        block_tokens=BLOCK,
+        first_port=first_port(),
+    )
     spec = EngineSpec(profile(folder))
     runs = iter(range(1000))
     return EngineArm(

@@ -84,7 +84,8 @@ def forwarded(form: NativeFormat, kind: str, body: bytes) -> tuple[Ending, bytes
 
     async def forward() -> tuple[Ending, bytes]:
         out = Downstream()
-        turn = Turn(form.name, "/", {}, "s", False, True, "req-1", 0, None, ("return_token_ids", "logprobs"))  # type: ignore[arg-type]
+        ask: Any = None  # of the backend, which NoHooks never does
+        turn = Turn(form.name, "/", {}, "s", False, True, "req-1", 0, ask, ("return_token_ids", "logprobs"))
         backend: Any = Backend(kind, body)
         rejection = RejectionPattern(CONFIG)
         ending = await TurnForward(
