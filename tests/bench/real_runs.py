@@ -50,10 +50,11 @@ def shared_memory() -> set[str]:
     return {path.name for path in pathlib.Path("/dev/shm").iterdir()}
 
 
-def one(scenario: str, engine: str, folder: pathlib.Path, options: tuple[str, ...]) -> dict[str, Any]:
+def one(
+    scenario: str, engine: str, folder: pathlib.Path, temporary: pathlib.Path, options: tuple[str, ...]
+) -> dict[str, Any]:
     """One run in a process of its own, with a temporary folder of its own; what it said and what it left."""
-    temporary = folder / "t"
-    temporary.mkdir(parents=True)
+    temporary.mkdir()
     before = shared_memory()
     command = [sys.executable, "-m", "scenarios", "run", scenario, "--backend", "real", "--engine", engine]
     command += ["--out", str(folder / "run"), *options]
@@ -97,10 +98,12 @@ def main(scenario: str, engine: str, runs: int, keep: pathlib.Path | None, optio
     """Run a scenario for real, several times in a row."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # the run under way ends with this
     done: list[dict[str, Any]] = []
-    # Short, because the paths of Ray's sockets have 107 bytes at most.
-    with tempfile.TemporaryDirectory(prefix="") as temporary:
+    # Short, wherever the runs are kept, because the paths of Ray's sockets have 107 bytes at most.
+    with tempfile.TemporaryDirectory(prefix="") as short:
+        temporary = pathlib.Path(short).resolve()
         for number in range(runs):
-            result = one(scenario, engine, (keep or pathlib.Path(temporary)).resolve() / str(number), options)
+            folder = (keep.resolve() if keep else temporary / "kept") / str(number)
+            result = one(scenario, engine, folder, temporary / str(number), options)
             done.append(result)
             print(
                 f"run {number + 1}: exit {result['exit_code']}, {result['seconds']} s, load {os.getloadavg()[0]:.1f}, "
