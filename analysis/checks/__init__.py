@@ -28,6 +28,7 @@ from analysis.checks.engines import (
     OneVersionOneHash,
     ServedVersion,
 )
+from analysis.checks.gate_cycles import OldEpochsDoNothing
 from analysis.checks.judging import SeedFromContent
 from analysis.checks.ledger import Ledger
 from analysis.checks.processes import EveryWaitEnds, NoCrash, NoUseAfterDeath
@@ -164,6 +165,7 @@ INVARIANTS: tuple[type[Check], ...] = (
     OneBarrier,
     LeasesAddUp,
     VersionsNeverGoBack,
+    OldEpochsDoNothing,
 )
 
 __all__ = ["INVARIANTS", "Check", "CheckResult", "Ledger"]

@@ -50,7 +50,10 @@ class NothingLost(Check):
 
 
 class NothingTwice(Check):
-    """A request that may not be replayed has its effect on at most one engine, once; no request is answered twice."""
+    """A request that may not be replayed has its effect on at most one engine, once; no request is answered twice.
+
+    A turn, which may never be replayed, so reaches one backend at most (A-I3).
+    """
 
     name = "nothing_twice"
     expected = "no non-idempotent request takes effect twice, none ends twice"

@@ -568,6 +568,43 @@ def test_a_version_whose_installation_was_not_done_is_not_installed() -> None:
         assert h.end().judged("versions_never_go_back").result == expected
 
 
+@pytest.mark.parametrize(
+    ("story", "expected"),
+    [
+        ("sealed 1, drained 1, installed 1, reopened 1, granted 1, sealed 2", "pass"),
+        ("sealed 1, sealed 2, drained 2, installed 2, reopened 2, granted 2", "pass"),
+        ("granted 0, sealed 1, drained 1", "pass"),  # born open
+        ("sealed 1, granted 1", "fail"),
+        ("granted 0, sealed 1, drained 1, granted 0", "fail"),
+        ("sealed 1, drained 1, installed 1, reopened 1, sealed 2, reopened 1", "fail"),
+        ("sealed 2, sealed 1", "fail"),
+        ("sealed 1, drained 2", "fail"),
+        ("sealed 1, installed 1, drained 1", "fail"),
+        ("sealed 1, sealed 1", "fail"),
+        ("reopened 1, granted 1", "fail"),
+        ("sealed 1, drained 1, installed 1, reopened 1, granted 0", "fail"),
+    ],
+)
+def test_old_epochs_do_nothing(story: str, expected: str) -> None:
+    h = Published()
+    for number, told in enumerate(story.split(", ")):
+        what, epoch = told.split()
+        both = {"at": "gate-s-0/0", "epoch": int(epoch), "model_step": 0}
+        if what == "granted":
+            h("gate.granted", lease=f"l{number}", session="x", active=1, **both)
+        else:
+            h("gate.changed", what=what, **both)
+    assert h.end().judged("old_epochs_do_nothing").result == expected
+
+
+def test_each_incarnation_of_a_gate_has_epochs_of_its_own() -> None:
+    h = Published()
+    h("gate.changed", at="gate-s-0/0", what="sealed", epoch=5, model_step=0)
+    h("actor.died", at="gate-s-0/0", reason="killed")
+    h("gate.changed", at="gate-s-0/1", what="sealed", epoch=1, model_step=0)
+    assert h.end().judged("old_epochs_do_nothing").result == "pass"
+
+
 def test_a_turn_that_was_given_up_and_its_session_retired() -> None:
     for sent_after, expected in ((True, "fail"), (False, "pass")):
         h = Published()

@@ -269,6 +269,7 @@ UNDECIDED: dict[str, tuple[Callable[[], History], str]] = {
     "health_holds_in_a_barrier": (health_acts_as_near_to_a_seal_as_the_clocks_are_wrong, CLOCKS),
     "leases_add_up": (gates_that_grant_nothing, NO_SUBJECT),
     "versions_never_go_back": (gates_that_only_install, NO_SUBJECT),
+    "old_epochs_do_nothing": (gates_that_grant_nothing, NO_SUBJECT),
     "serves_the_trainers_weights": (an_export_that_was_torn, NOTHING),
     "label_follows_weights": (an_engine_that_does_not_tell_its_hash, NOTHING),
     "nothing_runs_on_part_weights": (nobody_generates, NOTHING),

@@ -16,7 +16,7 @@ from protocol.serving.engine_work import AT_WORK, figures, says_idle
 from protocol.serving.entrypoint import Entrypoint
 from protocol.serving.gate import RequestGate, RequestLease
 from protocol.training.publication import WeightPublisher
-from tests.mutants.publishing import IsBornOpen
+from tests.mutants.publishing import IsBornOpen, TakesAnyEpoch
 from tests.mutants.registry import Mutant
 
 # --- situations ---
@@ -204,5 +204,9 @@ BARRIER_MUTANTS = (
     Mutant(
         "gate born with an old version", "G-I5", "gate", RequestGate, IsBornOpen, "publish_gate_restarted",
         "versions_never_go_back",
+    ),
+    Mutant(
+        "gate opened by an older cycle", "G-I7", "gate", RequestGate, TakesAnyEpoch, "publish_late_reopen",
+        "old_epochs_do_nothing",
     ),
 )  # fmt: skip
