@@ -1,5 +1,6 @@
 """Seeds per core-hour of a publication under agents: ``python -m tests.bench.publish_rate [SEEDS] [--profile]``.
-With ``--storm [SESSIONS]`` the time that ``affinity_storm`` takes with so many sessions, 100,000 by default.
+With ``--storm [SESSIONS [TURNS]]`` the time that ``affinity_storm`` takes with so many sessions, 100,000 by default, of
+so many turns, by default those of the scenario.
 
 ``publish_live_agents`` with its 64 sessions of six turns and six publications beside the deployment's, judged by every
 check, each seed as a worker of a sweep runs it: set-up, run, verdict, drawn orders and delays. Processor time is
@@ -25,7 +26,7 @@ from scenarios.load import Scenario, load, parse
 from scenarios.runner import preregistered
 from scenarios.seeds import run_seed
 from scenarios.sim_world import SimStage
-from tests.bench.sweep_rate import report
+from tests.bench.sweep_rate import report, simpy_timeout_us
 
 FIRST_SEED = 1
 PUBLICATIONS = 6
@@ -45,10 +46,13 @@ def publishing_scenario() -> Scenario:
     return parse(yaml.safe_dump(data, sort_keys=False), "publish_rate.yaml", pathlib.Path())
 
 
-def storm(sessions: int) -> int:
+def storm(sessions: int, turns: int | None) -> int:
     """One run of ``affinity_storm`` with every check, and no files. Exit code 1 where it does not pass."""
-    changes = (f"workload.arrivals.agents.sessions={sessions}", "limits.time_limit_s=1000000")
+    changes = [f"workload.arrivals.agents.sessions={sessions}", "limits.time_limit_s=1000000"]
+    if turns is not None:
+        changes.append(f"workload.arrivals.agents.turns={turns}")
     scenario = load("affinity_storm", changes)
+    before_us = simpy_timeout_us()
     begun, cpu = perf_counter(), process_time()
     judge = Judge(preregistered(scenario))
     with SimStage(scenario, FIRST_SEED, batches=[judge.feed_all]) as stage:
@@ -58,11 +62,13 @@ def storm(sessions: int) -> int:
     report = {
         "scenario": "affinity_storm",
         "sessions": sessions,
+        "turns": turns or "as shipped",
         "result": verdict.result,
         "events": verdict.events,
         "wall_s": round(perf_counter() - begun, 1),
         "cpu_s": round(cpu_s, 1),
         "cpu_us_per_event": round(cpu_s / verdict.events * 1e6, 1),
+        "simpy_timeout_us": round((before_us + simpy_timeout_us()) / 2, 3),
         "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
     }
     print(json.dumps(report))
@@ -70,12 +76,12 @@ def storm(sessions: int) -> int:
 
 
 def main(arguments: list[str]) -> int:
-    if arguments[:1] == ["--storm"] and len(arguments) <= 2 and all(one.isdigit() for one in arguments[1:]):
-        return storm(int(arguments[1]) if arguments[1:] else 100_000)
+    if arguments[:1] == ["--storm"] and len(arguments) <= 3 and all(one.isdigit() for one in arguments[1:]):
+        return storm(int(arguments[1]) if arguments[1:] else 100_000, int(arguments[2]) if arguments[2:] else None)
     profile = "--profile" in arguments
     numbers = [argument for argument in arguments if argument != "--profile"]
     if len(numbers) > 1 or not all(number.isdigit() and int(number) for number in numbers):
-        print("usage: python -m tests.bench.publish_rate [SEEDS] [--profile] | --storm [SESSIONS]", file=sys.stderr)
+        print("usage: python -m tests.bench.publish_rate [SEEDS] [--profile] | --storm [SESSIONS [TURNS]]", file=sys.stderr)
         return 2
     count = int(numbers[0]) if numbers else 100
     scenario = publishing_scenario()
