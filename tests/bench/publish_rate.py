@@ -81,7 +81,10 @@ def main(arguments: list[str]) -> int:
     profile = "--profile" in arguments
     numbers = [argument for argument in arguments if argument != "--profile"]
     if len(numbers) > 1 or not all(number.isdigit() and int(number) for number in numbers):
-        print("usage: python -m tests.bench.publish_rate [SEEDS] [--profile] | --storm [SESSIONS [TURNS]]", file=sys.stderr)
+        print(
+            "usage: python -m tests.bench.publish_rate [SEEDS] [--profile] | --storm [SESSIONS [TURNS]]",
+            file=sys.stderr,
+        )
         return 2
     count = int(numbers[0]) if numbers else 100
     scenario = publishing_scenario()
