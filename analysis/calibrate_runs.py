@@ -9,7 +9,8 @@ The model of a request on an engine is the simulated one's (sim/engine_cost.py),
     duration = fixed + per_prompt_token * prompt + base * steps + per_request * (steps * mean batch)
                + batched * (steps beside others) + stall * (prompts that came meanwhile)
 
-fitted by least squares of errors relative to the expected duration; a cost that would be negative is left out.
+fitted by least squares of errors relative to the expected duration; a cost that would be negative is left out. What the
+requests took beyond that tells how the pace of an engine wanders (analysis/calibrate_pace.py).
 """
 
 from __future__ import annotations
@@ -18,13 +19,14 @@ import dataclasses
 import hashlib
 import pathlib
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import yaml
 
 from analysis.calibrate_input import CalibrationError, least_squares
 from analysis.calibrate_output import profile_text
+from analysis.calibrate_pace import Life, PaceFit, fit_pace
 from analysis.errors import BadInput
 from analysis.rundir import RunDir, write_atomic
 from protocol.evidence import Event
@@ -40,6 +42,7 @@ TERMS = ("fixed", "per prompt token", "step", "step per request", "step of sever
 class _Call:
     """One request on one engine."""
 
+    engine: tuple[str, int]
     prompt: int
     accepted_ns: int
     finished_ns: int = 0
@@ -62,6 +65,7 @@ class Fit:
     path_out_s: float | None
     profile: str
     service: str
+    pace: PaceFit = PaceFit()
 
 
 class _Reader:
@@ -113,7 +117,7 @@ class _Reader:
         for call in running.values():
             call.arrivals += 1
         if sent is not None:
-            running[request] = _Call(sent[0], event.t_ns)
+            running[request] = _Call((event.actor, event.inc), sent[0], event.t_ns)
             self.path_in.append(event.t_ns - sent[1])
 
     def _on_finished(self, event: Event) -> None:
@@ -155,12 +159,15 @@ def fit_runs(directories: Sequence[RunDir]) -> Fit:
         for event in directory.read_events():
             reader.feed(event)
         readers.append(reader)
-    calls = [call for reader in readers for call in reader.calls if call.finished_ns > call.accepted_ns]
+    runs = [[call for call in reader.calls if call.finished_ns > call.accepted_ns] for reader in readers]
+    calls = [call for run in runs for call in run]
     if len(calls) < _FEWEST:
         raise CalibrationError(
             f"{len(calls)} requests that an engine finished, fewer than {_FEWEST}; give runs with more of them"
         )
     terms, error = _fit(calls)
+    pace = fit_pace([[_life(call, terms) for call in run] for run in runs])
+    terms = {name: cost * pace.costs for name, cost in terms.items()}
     startups = [one for reader in readers for one in reader.startups]
     ways_in = [one for reader in readers for one in reader.path_in]
     ways_out = [one for reader in readers for one in reader.path_out]
@@ -169,6 +176,7 @@ def fit_runs(directories: Sequence[RunDir]) -> Fit:
         statistics.median(ways_in) / 1e9 if ways_in else None, statistics.median(ways_out) / 1e9 if ways_out else None,
         _only("engine profiles", [one for reader in readers for one in reader.profiles]),
         _only("services", [one for reader in readers for one in reader.services]),
+        pace,
     )  # fmt: skip
 
 
@@ -217,6 +225,12 @@ def _terms(call: _Call) -> list[float]:
     return [1.0, max(0, call.prompt - call.cached), steps, steps * batch, steps * beside, call.arrivals]
 
 
+def _life(call: _Call, terms: Mapping[str, float]) -> Life:
+    modelled = sum(cost * term for cost, term in zip(terms.values(), _terms(call), strict=True))
+    begin, end = call.accepted_ns / 1e9, call.finished_ns / 1e9
+    return Life(call.engine, begin, end, modelled / (end - begin))
+
+
 def fitted_profile(fit: Fit, base: pathlib.Path | None, sources: Sequence[RunDir]) -> dict[str, Any]:
     """A profile with the fitted costs in place of the base profile's, as the mapping that its YAML holds.
 
@@ -256,6 +270,11 @@ def fitted_profile(fit: Fit, base: pathlib.Path | None, sources: Sequence[RunDir
             "origin": "fitted",
             "note": "part of the others: prompts are short",
         }
+    for key in ("pace_spread", "pace_period"):
+        parameters.pop(key, None)
+    if fit.pace.spread:
+        parameters["pace_spread"] = {"value": float(f"{fit.pace.spread:.3g}"), "unit": "1", "origin": "fitted"}
+        parameters["pace_period"] = {"value": float(f"{fit.pace.period_s:.3g}"), "unit": "s", "origin": "fitted"}
     if fit.startup_s is not None:
         parameters["startup"] = {"value": float(f"{fit.startup_s:.4g}"), "unit": "s", "origin": "fitted"}
     files = [
@@ -292,6 +311,11 @@ def world_settings(fit: Fit) -> dict[str, float]:
     }
 
 
+def pace_said(pace: PaceFit) -> str:
+    """How the pace wanders, in words."""
+    return f"spread {pace.spread:.1%}, drawn anew every {pace.period_s:.2f} s" if pace.spread else "steady"
+
+
 def set_arguments(fit: Fit, profile: str) -> list[str]:
     """``KEY=VALUE`` of what puts a fit in place in a scenario; without exponents, which YAML takes for text."""
     settings = [f"{key}={value:.9f}".rstrip("0") for key, value in world_settings(fit).items()]
@@ -315,6 +339,7 @@ def run_calibrate_runs(runs: Sequence[pathlib.Path], base: pathlib.Path | None, 
     text = profile_text(fitted_profile(fit, base, directories), "RUN...")
     lines = [f"{name:<20} {fit.terms[name] * 1e3:9.4f} ms" for name in TERMS]
     lines.append(f"median error of {fit.requests} requests: {fit.error_percent:.1f}%")
+    lines.append(f"pace: {pace_said(fit.pace)}")
     if fit.startup_s is not None:
         lines.append(f"engine start-up: {fit.startup_s:.2f} s")
     if fit.service:

@@ -21,6 +21,7 @@ from sim.engine_cost import EngineProfile
 from sim.engine_health import HealthCheck
 from sim.engine_lifecycle import Around, Emit, EngineLifecycle, EngineNotListening, as_usual
 from sim.engine_metrics import EngineMetrics
+from sim.engine_pace import pace_of
 from sim.engine_sampling import Sampler
 from sim.engine_scheduler import Scheduler
 from sim.engine_types import (
@@ -35,6 +36,7 @@ from sim.engine_types import (
     WeightSpan,
 )
 from sim.engine_weights import WeightLoad, WeightLoader
+from sim.random import Stream
 
 __all__ = ["EngineNotListening", "PauseMode", "SimEngine"]
 
@@ -65,6 +67,7 @@ class SimEngine(EngineLifecycle):
         options: deterministic mode and attention backend; None: neither.
         rank: number of this engine among its like, of which its server seed is where the options name none.
         around: how long the death of a child takes to show; as usual where nothing is drawn.
+        pace: what a pace that wanders is drawn from; None: a stream that profile and name fix.
     """
 
     def __init__(
@@ -81,8 +84,11 @@ class SimEngine(EngineLifecycle):
         options: EngineOptions | None = None,
         rank: int = 0,
         around: Around = as_usual,
+        pace: Stream | None = None,
     ) -> None:
-        scheduler = Scheduler(env, profile, self._on_finish, priority=priority, fast_path=fast_path)
+        scheduler = Scheduler(
+            env, profile, self._on_finish, priority=priority, fast_path=fast_path, pace=pace_of(profile, pace, name)
+        )
         super().__init__(env, profile, name, port, emit, on_exit, scheduler, around)
         self.options = options
         seed = None if options is None else options.random_seed

@@ -17,6 +17,7 @@ import yaml
 
 PS_PER_NS = 1_000
 NS_PER_S = 1_000_000_000
+_SHORTEST_PACE_NS = 1_000_000  # below a step, a draw would not last for one
 
 _PICOSECONDS = {"ps": 1, "ns": 10**3, "us": 10**6, "ms": 10**9, "s": 10**12}
 _BASE_UNITS = {"time": ("ps", "ns", "us", "ms", "s"), "count": ("tokens", "requests", "steps"), "bytes": ("bytes",)}
@@ -75,6 +76,9 @@ class EngineProfile:
     sigterm_exit_ns: int
     coredump_wait_ns: int
     health_generates: bool
+    # how the pace of the scheduler wanders (sim/engine_pace.py); 0: not at all
+    pace_spread_ppm: int
+    pace_period_ns: int
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -97,6 +101,16 @@ class EngineProfile:
         ):
             if getattr(self, key) <= 0:
                 raise ProfileError(f"profile {self.name}: {key} must be positive, or time or work would stand still")
+        if self.pace_spread_ppm > 1_000_000:
+            raise ProfileError(
+                f"profile {self.name}: pace_spread is {self.pace_spread_ppm / 1e6:g}; must be at most 1, or an engine "
+                "would stand still now and then"
+            )
+        if self.pace_spread_ppm and self.pace_period_ns < _SHORTEST_PACE_NS:
+            raise ProfileError(
+                f"profile {self.name}: pace_period is {self.pace_period_ns} ns; with a pace_spread it must be at least "
+                f"{_SHORTEST_PACE_NS} ns"
+            )
         if self.kv_capacity_tokens <= self.context_length + 1:
             raise ProfileError(
                 f"profile {self.name}: kv_capacity ({self.kv_capacity_tokens} tokens) must exceed context_length "
@@ -178,10 +192,13 @@ _PARAMETERS: dict[str, tuple[str, str]] = {
     "sigterm_exit": ("sigterm_exit_ns", "time"),
     "coredump_wait": ("coredump_wait_ns", "time"),
     "health_generates": ("health_generates", "flag"),
+    "pace_spread": ("pace_spread_ppm", "ratio"),
+    "pace_period": ("pace_period_ns", "time"),
 }
-_ABSENT = {"decode_step_batched": 0, "first_report": 0}
+_ABSENT = {"decode_step_batched": 0, "first_report": 0, "pace_spread": 0, "pace_period": 0}
 """What a profile need not say. What a step costs more when it is of several requests (other kernels run then); how long
-an engine that is ready and has nothing to do shows no gauges (SGLang reports an idle scheduler every 30 s)."""
+an engine that is ready and has nothing to do shows no gauges (SGLang reports an idle scheduler every 30 s); how the
+pace wanders (sim/engine_pace.py): by which standard deviation, and for how long one draw holds."""
 _UNITS = {
     "time": _BASE_UNITS["time"],
     "count": _BASE_UNITS["count"],

@@ -9,6 +9,7 @@ it would have been seen step by step, and a reader in the middle gets the steps 
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from collections.abc import Callable
 from math import isqrt
@@ -67,6 +68,7 @@ class Iterations:
         self._kicked = False
         self._stuck = False
         self._in_boundary = False
+        self._not_past_ns = sys.maxsize  # the first boundary not before this is never skipped
         self._load_ns = -1
         self._after_load: Callable[[], None] | None = None
 
@@ -154,10 +156,14 @@ class Iterations:
         self._steps = steps
         self._end_ps = end = start + steps * step_ps + slope_ps * (steps * (steps - 1) >> 1)
         self._end_ns = -(-end // PS_PER_NS)
-        if steps > 1 and self.inbox and self.inbox[0][0] < self._end_ns:
-            self._steps = self._steps_until(self.inbox[0][0])
-            self._end_ps = end = self._after(self._steps)
-            self._end_ns = -(-end // PS_PER_NS)
+        if steps > 1:
+            due = self._not_past_ns
+            if self.inbox and self.inbox[0][0] < due:
+                due = self.inbox[0][0]
+            if due < self._end_ns:
+                self._steps = self._steps_until(due)
+                self._end_ps = end = self._after(self._steps)
+                self._end_ns = -(-end // PS_PER_NS)
         self._schedule(self._end_ns)
 
     def _after(self, steps: int) -> int:

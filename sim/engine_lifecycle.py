@@ -11,7 +11,7 @@ from typing import Any, Literal
 import simpy
 from simpy.events import Event
 
-from sim.engine_cost import EngineProfile, StepCosts
+from sim.engine_cost import EngineProfile
 from sim.engine_scheduler import Scheduler
 from sim.engine_types import DETOKENIZER_DEATH_NS, SCHEDULER_DEATH_NS, AdminDone, AdminResult, Request
 
@@ -195,7 +195,7 @@ class EngineLifecycle:
         self.scheduler.push(self._do_slow, factor_ppm)
 
     def _do_slow(self, factor_ppm: int) -> None:
-        self.scheduler.costs = StepCosts(self.profile, factor_ppm)
+        self.scheduler.slow(factor_ppm)
 
     def serve(self, action: Callable[[], None]) -> None:
         """Run ``action`` (the rendering of a GET) as soon as the process can: now, or after SIGCONT; never if dead."""

@@ -23,6 +23,7 @@ from sim.engine import EngineNotListening, SimEngine
 from sim.engine_conversations import Conversations
 from sim.engine_forward import ROUTES, serve_json
 from sim.engine_metrics import get as render_page
+from sim.engine_pace import pace_stream
 from sim.engine_sampling import PPM, SamplingAsked
 from sim.engine_text import ROUTES as TEXT_ROUTES
 from sim.engine_text import answer_text
@@ -70,6 +71,7 @@ class EngineProcess(Process):
             options=options,
             rank=_rank(name),
             around=shared.world.around,
+            pace=shared.world.stream(pace_stream(profile, name)) if profile.pace_spread_ppm else None,
         )
         self.transfers: EngineTransfers | None = None
 

@@ -17,6 +17,7 @@ import simpy
 
 from sim.engine_cost import PS_PER_NS, EngineProfile, StepCosts
 from sim.engine_iterations import DECODING, PREFILLING, Iterations
+from sim.engine_pace import Pace
 from sim.engine_types import FINISHED, PREFILL, RUNNING, WAITING, Request
 from sim.radix import Block, RadixCache
 
@@ -36,6 +37,7 @@ class Scheduler(Iterations):
         priority: SimPy priority of the engine's events. Distinct per engine and above NORMAL, so that the order of
             events at one instant depends neither on the fast path nor on when an event was scheduled.
         fast_path: skip runs of equal decode steps in one event.
+        pace: how its pace wanders, where it does.
     """
 
     def __init__(
@@ -46,10 +48,13 @@ class Scheduler(Iterations):
         *,
         priority: int,
         fast_path: bool,
+        pace: Pace | None = None,
     ) -> None:
         super().__init__(env, profile.request_intake_ns, priority)
         self.profile = profile
         self.costs = StepCosts(profile)
+        self._pace = pace
+        self._slow_ppm = 1_000_000
         self.on_finish = on_finish
         self.cache = RadixCache(profile.prefix_block_tokens)
         self.epoch = 0  # rises with every weight change; the version tag of cache blocks
@@ -107,9 +112,20 @@ class Scheduler(Iterations):
             return request.tokens + self.decode_steps - request.joined_at
         return request.tokens
 
+    def slow(self, factor_ppm: int) -> None:
+        """Multiply the costs of every further iteration, on top of the pace. Only at a boundary."""
+        self._slow_ppm = factor_ppm
+        pace_ppm = 1_000_000 if self._pace is None else self._pace.ppm
+        self.costs = StepCosts(self.profile, factor_ppm * pace_ppm // 1_000_000)
+
     def _start_iteration(self) -> bool:
         if self.paused:
             return False
+        pace = self._pace
+        if pace is not None and (self.running or self.waiting or self.chunked) and self._now_ns() >= pace.until_ns:
+            pace.draw(self._now_ns())
+            self._not_past_ns = pace.until_ns
+            self.slow(self._slow_ppm)
         if self.stalls and self._stalled():
             pass
         elif (self.chunked is not None or (self.waiting and not self._full)) and self._start_prefill():
