@@ -7,10 +7,11 @@ from c to d
 
     the covariance of their paces = s * s * (mean of max(0, 1 - |x - y| / P) over x in [a, b] and y in [c, d])
 
-where paces are in units of their mean. Products of deviations of requests that are near each other, and of each with
-itself, are fitted to that by least squares, so that a request counts as the average over the periods which it lasted.
-Deviations are from the mean of the request's run: what a whole run is slower than another is not in it, since one
-period cannot have both.
+where paces are in units of their mean; that of their logarithms is about the same, and less at the mercy of single
+requests. Products of the deviations of two requests that are near each other are fitted to it by least squares, which
+gives the period; what each request deviates by itself, an average over the periods that it lasted, then gives s. Noise
+that neighbours do not share is none of the pace. Deviations are from the mean of the request's run: what a whole run is
+slower than another is not in it, since one period cannot have both.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ _FEWEST = 20  # requests of a run; of fewer, the mean is too uncertain to deviat
 _NEAR = 12  # so many later requests of the same engine each is held against
 _LEAST_SPREAD = 0.05  # less is what the costs leave over without any noise
 _MOST_SPREAD = 1.0
+_LEAST_SHARED = 0.25  # of what requests deviate by themselves, or there is nothing that wanders
 _SHORTEST, _LONGEST = 0.5, 64.0  # periods that can be told, in median durations
 _COARSE, _FINE = 1.5, 1.06
 
@@ -58,27 +60,26 @@ _Pair = tuple[float, float, float, float, float, float]
 
 def fit_pace(runs: Sequence[Sequence[Life]]) -> PaceFit:
     """The wandering that explains the requests of these runs best; none where they are few or hardly deviate."""
+    runs = [[one for one in run if one.pace > 0] for run in runs]
     runs = [run for run in runs if len(run) >= _FEWEST]
-    if not runs:
-        return PaceFit()
     themselves: list[_Pair] = []
     others: list[_Pair] = []
     for run in runs:
         _add_pairs(run, themselves, others)
+    if not others:
+        return PaceFit()
     usual = statistics.median(one.end - one.begin for run in runs for one in run)
-    if math.sqrt(statistics.fmean(pair[5] for pair in themselves)) < _LEAST_SPREAD:
+    period = _best_period(others, usual)
+    variance = _variance(themselves, period)[0]
+    if variance < _LEAST_SPREAD**2 or _variance(others, period)[0] < _LEAST_SHARED * variance:
         return PaceFit()
-    period = _best_period([*themselves, *others], usual)
-    spread = math.sqrt(max(0.0, _variance([*themselves, *others], period)[0]))
-    if spread < _LEAST_SPREAD:
-        return PaceFit()
-    spread = min(spread, _MOST_SPREAD)
+    spread = min(_MOST_SPREAD, math.sqrt(math.expm1(variance)))  # of a lognormal factor with that variance of its log
     kept = statistics.fmean(_kept(pair, period) for pair in themselves)
     return PaceFit(spread, period, (1.0 + spread**2) / (1.0 + kept * spread**2))
 
 
 def _add_pairs(run: Sequence[Life], themselves: list[_Pair], others: list[_Pair]) -> None:
-    mean = statistics.fmean(one.pace for one in run)
+    mean = statistics.fmean(math.log(one.pace) for one in run)
     engines: dict[Hashable, list[Life]] = defaultdict(list)
     for one in sorted(run, key=lambda one: (one.begin, one.end)):
         engines[one.engine].append(one)
@@ -86,7 +87,7 @@ def _add_pairs(run: Sequence[Life], themselves: list[_Pair], others: list[_Pair]
         for index, one in enumerate(lives):
             for other in lives[index : index + 1 + _NEAR]:
                 a, b, c, d = one.begin, one.end, other.begin, other.end
-                product = (one.pace / mean - 1.0) * (other.pace / mean - 1.0)
+                product = (math.log(one.pace) - mean) * (math.log(other.pace) - mean)
                 into = themselves if other is one else others
                 into.append((d - a, c - a, d - b, c - b, (b - a) * (d - c), product))
 
@@ -99,13 +100,15 @@ def _best_period(pairs: Sequence[_Pair], usual: float) -> float:
 
 
 def _variance(pairs: Sequence[_Pair], period: float) -> tuple[float, float]:
-    """The variance of the factor with this period, and what it leaves of the squares of the products."""
+    """The variance of the factor's logarithm with this period, and what it leaves of the squares of the products."""
     shares = products = 0.0
     for pair in pairs:
         share = _kept(pair, period)
         shares += share * share
         products += share * pair[5]
-    return products / shares, -max(0.0, products) ** 2 / shares
+    if not shares:
+        return 0.0, 0.0
+    return products / shares, -(max(0.0, products) ** 2) / shares
 
 
 def _kept(pair: _Pair, period: float) -> float:

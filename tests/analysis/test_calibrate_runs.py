@@ -11,6 +11,8 @@ import yaml
 
 from analysis.calibrate_input import CalibrationError, least_squares
 from analysis.calibrate_runs import TERMS, fit_runs, fitted_profile, run_calibrate_runs, set_arguments, world_settings
+from analysis.compare.order import Difference
+from analysis.compare.table import Comparison, Row
 from analysis.errors import BadInput
 from analysis.foreign.genrm import import_genrm
 from analysis.rundir import RunDir
@@ -58,6 +60,7 @@ def test_what_a_run_was_made_with_comes_out_again(quiet: RunDir) -> None:
     assert fit.terms["per prompt token"] == pytest.approx(truth.prefill_per_token_ps / 1e12, rel=0.2)
     assert fit.terms["step per request"] == pytest.approx(truth.decode_per_request_ps / 1e12, rel=0.4)
     assert fit.startup_s == pytest.approx(2.0, rel=0.01)
+    assert fit.pace.spread == 0 and fit.pace.costs == 1
     settings = world_settings(fit)
     assert settings["network.loopback_latency_s"] == pytest.approx(0.0015, rel=0.1)
     assert settings["topology.services.chat.gateway_cost_s"] == pytest.approx(0.002, rel=0.2)
@@ -76,6 +79,42 @@ def test_a_fitted_profile_can_be_run_and_says_where_it_is_from(quiet: RunDir, tm
     again = fit_runs([simulated(tmp_path / "again", "--set", "steps=[]", *options)])
     for name in TERMS[2:4]:
         assert again.terms[name] == pytest.approx(fit_runs([quiet]).terms[name], rel=0.15, abs=2e-5)
+
+
+def test_a_pace_that_wanders_is_fitted_and_the_costs_stay(quiet: RunDir, tmp_path: pathlib.Path) -> None:
+    noisy = tmp_path / "noisy.yaml"
+    more = (
+        '  pace_spread: {value: 0.25, unit: "1", origin: assumed}\n'
+        "  pace_period: {value: 0.5, unit: s, origin: assumed}\n"
+    )
+    noisy.write_text((ROOT / "sim" / "profiles" / "tiny-cpu.yaml").read_text() + more)
+    runs = [
+        simulated(
+            tmp_path / seed, "--seed", seed, "--set", "steps=[]", "--set", f"topology.services.chat.engine={noisy}"
+        )
+        for seed in ("1", "2", "3")
+    ]
+    steady, fit = fit_runs([quiet]), fit_runs(runs)
+    assert fit.pace.spread == pytest.approx(0.25, rel=0.2)
+    assert 0.33 < fit.pace.period_s < 0.75
+    usual = (1.0, 60, 50, 100, 30, 1)  # a request as they are here, in the units of the terms
+    whole = [sum(cost * n for cost, n in zip(one.terms.values(), usual, strict=True)) for one in (steady, fit)]
+    assert whole[1] == pytest.approx(whole[0], rel=0.06)
+    parameters = fitted_profile(fit, noisy, runs)["parameters"]
+    assert parameters["pace_spread"]["value"] == pytest.approx(fit.pace.spread, rel=0.01)
+    assert parameters["pace_period"]["unit"] == "s"
+    assert "pace_spread" not in fitted_profile(steady, noisy, [quiet])["parameters"], "none was found"
+
+
+def test_figures_of_several_simulated_runs_are_their_medians() -> None:
+    def one(sim: float, equal: bool) -> Comparison:
+        row = Row("latency", "metric", "s", sim, (1.0, 2.0, 3.0))
+        order = Difference(1, 0, [] if equal else [("a", "b")], 0, 0, [], [], True, [])
+        return Comparison("s", ("r",), (row,), (("r", order),))
+
+    found = fidelity.median_of([one(3.0, True), one(1.0, True), one(1.5, True)])
+    assert found.rows[0].sim == 1.5 and found.rows[0].typical == 2.0 and found.orders[0][1].equal
+    assert not fidelity.median_of([one(3.0, True), one(1.0, False)]).orders[0][1].equal
 
 
 def test_the_page_tells_fault_free_from_faulted_runs(quiet: RunDir, tmp_path: pathlib.Path) -> None:

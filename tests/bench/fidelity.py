@@ -1,13 +1,16 @@
 """How near the simulated world is to the real one: ``python -m tests.bench.fidelity --fit DIR... --test DIR...``.
 
 Engine, network and gateway costs are fitted to one set of real runs (``analysis calibrate``), the scenario is simulated
-with them, and held against the other set (``analysis compare``). Fault-free and faulted runs are told apart by what was
-injected. docs/compare.md has the commands that make the runs, with tests/bench/fidelity.yaml.
+with them, and held against the other set (``analysis compare``). Where the fitted pace of an engine wanders, each figure
+of the simulated world is the median of runs that differ in the draws of that alone, as the real figure is one of runs.
+Fault-free and faulted runs are told apart by what was injected. docs/compare.md has the commands that make the runs, with tests/bench/fidelity.yaml.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import pathlib
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -16,7 +19,7 @@ from collections.abc import Sequence
 import click
 
 from analysis.calibrate_output import profile_text
-from analysis.calibrate_runs import Fit, fit_runs, fitted_profile, set_arguments, world_settings
+from analysis.calibrate_runs import Fit, fit_runs, fitted_profile, pace_said, set_arguments, world_settings
 from analysis.compare.table import AIM_PERCENT, Comparison, amount, compare
 from analysis.rundir import RunDir
 from analysis.verdict import judge_run
@@ -24,14 +27,16 @@ from analysis.verdict import judge_run
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 PAGE = ROOT / "docs" / "fidelity.md"
 KINDS = ("fault-free", "faulted")
+DRAWS = 9
+"""Simulated runs of each kind, where the pace wanders."""
 
 _HEAD = """\
 # How near the simulated world is to the real one
 
 Made by `python -m tests.bench.fidelity`; do not edit. Costs of engine, network and gateway are fitted to one set of
 real runs, the scenario is simulated with them, and held against other real runs of the same scenario, seed and machine.
-*Real* is the median of the runs that were not fitted to; *spread* goes from the least of them to the largest, in % of
-the median. Aim: within {aim:g}%, inside the spread for 80% of the metrics, the order of protocol events equal.
+*Sim* is the median of {draws}; *real* is the median of the runs that were tested; *spread* goes from the least of them to
+the largest, in % of the median. An order is equal where it is in each of the simulated runs. Aim: within {aim:g}%, inside the spread for 80% of the metrics, the order of protocol events equal.
 
 """
 
@@ -58,6 +63,28 @@ def simulate(like: RunDir, fit: Fit, profile: pathlib.Path, out: pathlib.Path) -
     if not (out / "events.jsonl").is_file():
         raise RuntimeError(f"{' '.join(command)}: exit code {ran.returncode}\n{ran.stdout}{ran.stderr}")
     return RunDir.open(out)
+
+
+def median_of(found: Sequence[Comparison]) -> Comparison:
+    """Simulated runs, each compared with the same real ones, as one: the median of what those have that have a figure.
+
+    The order of events of a real run is taken from a simulated run where it differs, if there is one.
+    """
+    rows = {row.name: row for one in reversed(found) for row in one.rows}
+    sims: dict[str, list[float]] = {name: [] for name in rows}
+    for one in found:
+        for row in one.rows:
+            if row.sim is not None:
+                sims[row.name].append(row.sim)
+    orders = [min(of_run, key=lambda one: one[1].equal) for of_run in zip(*(one.orders for one in found), strict=True)]
+    return dataclasses.replace(
+        found[0],
+        rows=tuple(
+            dataclasses.replace(row, sim=statistics.median(sims[name]) if sims[name] else None)
+            for name, row in rows.items()
+        ),
+        orders=tuple(orders),
+    )
 
 
 def section(kind: str, found: Comparison, fitted: int) -> list[str]:
@@ -99,10 +126,16 @@ def page(fit_on: Sequence[RunDir], tested: Sequence[RunDir], folder: pathlib.Pat
         BadInput: a run cannot be read, or cannot be fitted to.
     """
     fit = fit_runs(fit_on)
-    profile = folder / "fitted.yaml"
-    profile.write_text(profile_text(fitted_profile(fit, None, fit_on), "RUN..."), encoding="utf-8")
+    fitted = fitted_profile(fit, None, fit_on)
+    profiles = []
+    for draw in range(DRAWS if fit.pace.spread else 1):
+        # The name decides what is drawn for the pace (sim/engine_pace.py), and the seed, which is the real runs', stays.
+        profiles.append(folder / f"fitted-{draw}.yaml")
+        named = fitted | {"name": f"{fitted['name']}-{draw}"}
+        profiles[-1].write_text(profile_text(named, "RUN..."), encoding="utf-8")
     info = tested[0].info()
-    lines = [_HEAD.format(aim=AIM_PERCENT)]
+    several = f"{DRAWS} runs that differ in how the engines' pace wanders and in nothing else"
+    lines = [_HEAD.format(aim=AIM_PERCENT, draws=several if len(profiles) > 1 else "one run")]
     machine = ", ".join(f"{key} {value}" for key, value in sorted(info.machine.items()))
     versions = ", ".join(f"{key} {value}" for key, value in sorted(info.versions.items()))
     lines += [f"Scenario `{info.scenario}`, seed {info.seed}. Machine: {machine}. Versions: {versions}.", ""]
@@ -110,6 +143,7 @@ def page(fit_on: Sequence[RunDir], tested: Sequence[RunDir], folder: pathlib.Pat
     lines += ["| fitted | |", "| --- | --- |"]
     lines += [f"| {name} | {seconds * 1e3:.4f} ms |" for name, seconds in fit.terms.items()]
     lines += [f"| {key} | {value:g} s |" for key, value in world_settings(fit).items()]
+    lines += [f"| pace of an engine | {pace_said(fit.pace)} |"]
     lines += [f"| engine start-up | {fit.startup_s or 0:.2f} s |"]
     lines += [f"| median error of {fit.requests} requests | {fit.error_percent:.1f}% |", ""]
     verdicts = [judge_run(one).result for one in (*fit_on, *tested)]
@@ -118,8 +152,11 @@ def page(fit_on: Sequence[RunDir], tested: Sequence[RunDir], folder: pathlib.Pat
     for kind in KINDS:
         of_kind = [one for one in tested if kind_of(one) == kind]
         if of_kind:
-            sim = simulate(of_kind[0], fit, profile, folder / f"sim-{kind}")
-            lines += section(kind, compare(sim, of_kind), len(fit_on))
+            found = []
+            for draw, profile in enumerate(profiles):
+                sim = simulate(of_kind[0], fit, profile, folder / f"sim-{kind}-{draw}")
+                found.append(compare(sim, of_kind))
+            lines += section(kind, median_of(found), len(fit_on))
         else:
             lines += [f"## {kind.capitalize()}", "", "No run of this kind was given.", ""]
     return "\n".join(lines)

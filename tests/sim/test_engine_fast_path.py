@@ -27,6 +27,7 @@ PRESSURE: dict[str, dict[str, Any]] = {
         "request_intake_ns": 1,
     },
     "free_context": {"decode_per_context_token_ps": 0},
+    "wandering_pace": {"pace_spread_ppm": 400_000, "pace_period_ns": 37_000_001},
     "eager_admission": {
         "kv_capacity_tokens": 640,
         "new_token_ratio_init_ppm": 50_000,
