@@ -1,4 +1,4 @@
-"""How the pace of engines wanders, fitted to requests: what they were made with comes out, and nothing where it is not."""
+"""How the pace of engines wanders, fitted to requests: what they were made with comes out, or nothing."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """How near the simulated world is to the real one: ``python -m tests.bench.fidelity --fit DIR... --test DIR...``.
 
 Engine, network and gateway costs are fitted to one set of real runs (``analysis calibrate``), the scenario is simulated
-with them, and held against the other set (``analysis compare``). Where the fitted pace of an engine wanders, each figure
-of the simulated world is the median of runs that differ in the draws of that alone, as the real figure is one of runs.
-Fault-free and faulted runs are told apart by what was injected. docs/compare.md has the commands that make the runs, with tests/bench/fidelity.yaml.
+with them, and held against the other set (``analysis compare``). Where the fitted pace of an engine wanders, each
+figure of the simulated world is the median of runs that differ in the draws of that alone. Fault-free and faulted runs
+are told apart by what was injected. docs/compare.md has the commands for the runs, with tests/bench/fidelity.yaml.
 """
 
 from __future__ import annotations
@@ -34,9 +34,11 @@ _HEAD = """\
 # How near the simulated world is to the real one
 
 Made by `python -m tests.bench.fidelity`; do not edit. Costs of engine, network and gateway are fitted to one set of
-real runs, the scenario is simulated with them, and held against other real runs of the same scenario, seed and machine.
-*Sim* is the median of {draws}; *real* is the median of the runs that were tested; *spread* goes from the least of them to
-the largest, in % of the median. An order is equal where it is in each of the simulated runs. Aim: within {aim:g}%, inside the spread for 80% of the metrics, the order of protocol events equal.
+real runs, the scenario is simulated with them, and held against real runs of the same scenario, seed and machine. *Sim*
+is the median of {draws}. *Real* is the median of the
+runs that were tested; *spread* goes from the least of them to the largest, in % of the median. An order is equal where
+it is in each of the simulated runs. Aim: within {aim:g}%, inside the spread for 80% of the metrics, the order of
+protocol events equal.
 
 """
 
@@ -129,7 +131,7 @@ def page(fit_on: Sequence[RunDir], tested: Sequence[RunDir], folder: pathlib.Pat
     fitted = fitted_profile(fit, None, fit_on)
     profiles = []
     for draw in range(DRAWS if fit.pace.spread else 1):
-        # The name decides what is drawn for the pace (sim/engine_pace.py), and the seed, which is the real runs', stays.
+        # The name decides what is drawn for the pace (sim/engine_pace.py); the seed stays that of the real runs.
         profiles.append(folder / f"fitted-{draw}.yaml")
         named = fitted | {"name": f"{fitted['name']}-{draw}"}
         profiles[-1].write_text(profile_text(named, "RUN..."), encoding="utf-8")
