@@ -12,7 +12,7 @@ import json
 import pathlib
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import click
@@ -22,7 +22,7 @@ from rich.text import Text
 
 from analysis.errors import BadInput, nearest, print_anything, require_current_folder, tell_defect
 from analysis.explain import explain_check
-from analysis.outputs import require_unchanged, rewrite
+from analysis.outputs import require_distinct, require_unchanged, rewrite
 from analysis.reader import read_json
 from analysis.rundir import RunDir, atomic_file, write_atomic
 from analysis.schema import schema_page
@@ -107,9 +107,10 @@ def explain(run: pathlib.Path, svg: pathlib.Path | None, only: str | None) -> No
     if not explanations:
         drawn = "" if svg is None else f"; {svg} is not written"
         click.echo(f"no check failed: nothing to explain (--check NAME shows any){drawn}")
+    if svg is not None and explanations:  # first: where it cannot be written, nothing else is said
+        write_atomic(svg, as_svg(explanations))
     click.echo("\n".join(as_text(one) for one in explanations), nl=False)
     if svg is not None and explanations:
-        write_atomic(svg, as_svg(explanations))
         click.echo(f"drawn: {svg}")
     sys.exit(reached.exit_code)
 
@@ -202,10 +203,13 @@ def calibrate(
 
         if data is not None:
             raise BadInput("calibrate: give RUNS or --data, not both")
+        _require_one_kind(_opened(runs))
         click.echo(run_calibrate_runs(runs, base, out), nl=False)
         return
     from analysis.calibrate import run_calibrate
 
+    if base is not None:
+        raise BadInput("calibrate: --base goes with RUNS; what --data gives has no other profile beneath it")
     sys.exit(run_calibrate(data, out))
 
 
@@ -236,26 +240,64 @@ def compare(
     from analysis.compare import table as compared
 
     directories = [RunDir.open(path) for path in (sim, *real)]
-    for directory in directories:
-        if unverified := require_unchanged(directory):
-            click.echo(unverified, err=True)
+    if any(sim.resolve() == path.resolve() for path in real):
+        raise BadInput(f"{sim}: a run beside itself shows nothing; name another one as REAL")
+    require_distinct(directories[1:])
+    unverified = [said for directory in directories if (said := require_unchanged(directory))]
+    for line in (*unverified, *_not_as_meant(directories)):
+        click.echo(line, err=True)
     declared = {name.strip(): reason.strip() for name, _, reason in (one.partition("=") for one in excuses)}
     if bare := next((one for one in excuses if not all(part.strip() for part in one.partition("="))), None):
         raise BadInput(f"--one-side {bare!r}: write NAME=REASON, and both")
     found = compared.compare(directories[0], directories[1:], declared)
+    if svg is not None:  # first: where it cannot be written, nothing else is said
+        write_atomic(svg, compared.as_svg(found))
     if as_json:
         click.echo(json.dumps(found.as_json(), indent=2, sort_keys=True))
     else:
         _console().print(compared.as_table(found))
         click.echo("\n".join(compared.summary(found)))
     if svg is not None:
-        write_atomic(svg, compared.as_svg(found))
         click.echo(f"drawn: {svg}", err=True)
     judged = [found.counted(group) for group in compared.COUNTED]
     if all(row.one_sided for row in found.rows if row.group in compared.COUNTED):
         sys.exit(3)
     good = all(hits == count for hits, count in judged) and all(order.equal for _, order in found.orders)
-    sys.exit(0 if good else 1)
+    sys.exit((NO_VERDICT if unverified else 0) if good else 1)  # unverified: of bytes that anybody may have changed
+
+
+def _opened(runs: Sequence[pathlib.Path]) -> list[RunDir]:
+    """Runs whose evidence is as it was written, each of them once. Raises BadInput."""
+    directories = [RunDir.open(path) for path in runs]
+    for directory in directories:
+        if unverified := require_unchanged(directory):
+            click.echo(unverified, err=True)
+    require_distinct(directories)
+    return directories
+
+
+def _require_one_kind(directories: Sequence[RunDir]) -> None:
+    """Costs of two kinds of engines, such as simulated and real ones, are not costs of either. Raises BadInput."""
+    kinds: dict[str, RunDir] = {}
+    for directory in directories:
+        info = directory.info()
+        kinds.setdefault(info.versions.get("engine", info.backend), directory)
+    if len(kinds) > 1:
+        found = ", ".join(f"{directory.path}: {kind}" for kind, directory in kinds.items())
+        raise BadInput(f"calibrate: the runs have several kinds of engines ({found}); give runs of one")
+
+
+def _not_as_meant(directories: Sequence[RunDir]) -> list[str]:
+    """What is to be said where the first is no simulated run, another no real one, or the seeds differ."""
+    infos = [directory.info() for directory in directories]
+    said = []
+    for number, (directory, info) in enumerate(zip(directories, infos, strict=True)):
+        meant = "real" if number else "sim"
+        if info.backend != meant:
+            said.append(f"{directory.path}: a run of the world {info.backend!r} in place of one of {meant!r}")
+        if info.seed != infos[0].seed and not {"imported"} & {*info.versions, *infos[0].versions}:
+            said.append(f"{directory.path}: its seed is {info.seed}, and that of {directories[0].path} {infos[0].seed}")
+    return said
 
 
 @main.group(name="import", cls=_Group)

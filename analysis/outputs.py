@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from analysis.errors import BadInput
+from analysis.reader import sha256_file
 from analysis.report import build_timeline, write_report
 from analysis.rundir import RunDir, is_complete, to_json, verify_manifest, write_atomic, write_manifest
 from analysis.timeline import Timeline
@@ -49,6 +52,19 @@ def require_unchanged(directory: RunDir) -> str:
     if problems and is_complete(directory):
         raise BadInput("\n".join(problems))
     return problems[0] if problems else ""
+
+
+def require_distinct(directories: Sequence[RunDir]) -> None:
+    """Refuse a run that comes twice, as a copy too: it would count twice, and would have no spread beside itself.
+
+    Raises:
+        BadInput: names both.
+    """
+    seen: dict[str, RunDir] = {}
+    for directory in directories:
+        before = seen.setdefault(sha256_file(directory.events), directory)
+        if before is not directory:
+            raise BadInput(f"{directory.path}: the same run as {before.path} (their events are equal); name each once")
 
 
 def rewrite(directory: RunDir, report: bool = False, trace: bool = False) -> None:

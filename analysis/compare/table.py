@@ -36,6 +36,8 @@ class Row:
     real: tuple[float, ...]
     excuse: str = ""
     """Why only one side has it, where somebody has declared that."""
+    without: int = 0
+    """Real runs that do not have it, where others do."""
 
     @property
     def one_sided(self) -> str:
@@ -108,6 +110,7 @@ class Comparison:
                     "name": row.name, "group": row.group, "unit": row.unit, "sim": row.sim, "real": list(row.real),
                     "error_percent": row.error_percent, "spread_percent": row.spread_percent,
                     "inside_spread": row.inside, "within_aim": row.within_aim, "only_in": row.one_sided,
+                    "real_runs_without": row.without,
                     "excuse": row.excuse,
                 }
                 for row in self.rows
@@ -151,7 +154,9 @@ def _rows(ours: dict[str, Figure], theirs: Sequence[dict[str, Figure]]) -> tuple
         known = [one[name] for one in (ours, *theirs) if name in one]
         found = ours.get(name)
         real = tuple(one[name].value for one in theirs if name in one)
-        rows.append(Row(name, known[0].group, known[0].unit, None if found is None else found.value, real))
+        without = len(theirs) - len(real) if real else 0
+        value = None if found is None else found.value
+        rows.append(Row(name, known[0].group, known[0].unit, value, real, without=without))
     return tuple(sorted(rows, key=lambda row: GROUPS.index(row.group)))
 
 
@@ -159,10 +164,11 @@ def _excused(rows: tuple[Row, ...], excuses: Mapping[str, str]) -> tuple[Row, ..
     found = []
     unused = dict(excuses)
     for row in rows:
-        pattern = next((one for one in excuses if fnmatch.fnmatchcase(row.name, one)), None)
-        if pattern is not None and row.one_sided and row.group in COUNTED:
-            unused.pop(pattern, None)
-            row = dataclasses.replace(row, excuse=excuses[pattern])
+        patterns = [one for one in excuses if fnmatch.fnmatchcase(row.name, one)]
+        if patterns and row.one_sided and row.group in COUNTED:
+            row = dataclasses.replace(row, excuse=excuses[patterns[0]])
+            for pattern in patterns:
+                unused.pop(pattern, None)
         found.append(row)
     if unused:
         names = ", ".join(row.name for row in rows if row.one_sided and row.group in COUNTED) or "none"
@@ -205,6 +211,9 @@ def summary(found: Comparison) -> list[str]:
     for row in found.rows:
         if row.one_sided and row.group in COUNTED:
             lines.append(f"  {row.name}: {said_of(row)}")
+        elif row.without and row.group in COUNTED:
+            count = len(found.real)
+            lines.append(f"  {row.name}: in {count - row.without} of {count} real runs; the median is of those")
     insides = [row.inside for row in found.rows if row.inside is not None and row.group in ("phase", "metric")]
     if insides:
         lines.append(f"phases and metrics inside the spread of the real runs: {sum(insides)} of {len(insides)}")

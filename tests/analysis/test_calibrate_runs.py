@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import pathlib
+import shutil
 import subprocess
 import sys
 
@@ -141,6 +143,31 @@ def test_what_cannot_be_fitted_is_bad_input(tmp_path: pathlib.Path, quiet: RunDi
     command = [sys.executable, "-m", "analysis", "calibrate", str(quiet.path), "--data", str(tmp_path)]
     ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert ran.returncode == 2 and "not both" in ran.stderr
+
+
+def refused(*words: str) -> str:
+    """What ``calibrate`` says as it refuses; nothing is written."""
+    command = [sys.executable, "-m", "analysis", "calibrate", *words]
+    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert ran.returncode == 2 and not ran.stdout, ran.stdout + ran.stderr
+    return ran.stderr
+
+
+def test_runs_that_cannot_stand_beside_each_other_are_bad_input(tmp_path: pathlib.Path, quiet: RunDir) -> None:
+    out, copy = ("--out", str(tmp_path / "out.yaml")), RunDir(tmp_path / "copy")
+    shutil.copytree(quiet.path, copy.path)
+    assert "the same run" in refused(str(quiet.path), str(copy.path), *out)
+    copy.events.write_bytes(b"".join(copy.events.read_bytes().splitlines(keepends=True)[:-1]))
+    assert "events.jsonl: changed" in refused(str(copy.path), *out)
+    real = json.loads(copy.run.read_text())
+    real["versions"]["engine"] = "sglang-cpu"
+    copy.run.write_text(json.dumps(real))
+    copy.manifest.unlink()
+    assert "several kinds of engines" in refused(str(quiet.path), str(copy.path), *out)
+    copy.run.write_text("{}")
+    assert "run.json: key 'scenario'" in refused(str(copy.path), *out)
+    assert "--base goes with RUNS" in refused("--data", str(tmp_path), "--base", "x.yaml", *out)
+    assert not (tmp_path / "out.yaml").exists()
 
 
 def test_least_squares_finds_the_line_and_refuses_what_has_none() -> None:

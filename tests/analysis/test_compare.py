@@ -160,8 +160,8 @@ def test_runs_of_two_scenarios_are_not_compared(tmp_path: pathlib.Path) -> None:
 
 
 def test_the_command_prints_json_and_draws(tmp_path: pathlib.Path) -> None:
-    run, svg = imported(tmp_path, "a"), tmp_path / "a.svg"
-    command = [sys.executable, "-m", "analysis", "compare", str(run.path), str(run.path)]
+    run, other, svg = imported(tmp_path, "a"), imported(tmp_path, "b"), tmp_path / "a.svg"
+    command = [sys.executable, "-m", "analysis", "compare", str(run.path), str(other.path)]
     ran = subprocess.run([*command, "--json", "--svg", str(svg)], capture_output=True, text=True, cwd=ROOT, check=False)
     assert ran.returncode == 0, ran.stderr
     document = json.loads(ran.stdout)
@@ -169,6 +169,62 @@ def test_the_command_prints_json_and_draws(tmp_path: pathlib.Path) -> None:
     assert svg.read_text().endswith("</svg>\n")
     missing = subprocess.run([*command, str(tmp_path / "none")], capture_output=True, text=True, cwd=ROOT, check=False)
     assert missing.returncode == 2 and "no run directory" in missing.stderr
+    nowhere = [*command, "--json", "--svg", str(tmp_path / "none" / "a.svg")]
+    ran = subprocess.run(nowhere, capture_output=True, text=True, cwd=ROOT, check=False)
+    assert ran.returncode == 2 and not ran.stdout and "cannot be written" in ran.stderr
+
+
+def compared(sim: RunDir, *real: RunDir) -> tuple[int, str, str]:
+    """Exit code, stdout and stderr of the command."""
+    command = [sys.executable, "-m", "analysis", "compare", str(sim.path), *(str(one.path) for one in real)]
+    ran = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+    return ran.returncode, ran.stdout, ran.stderr
+
+
+def test_a_run_counts_once_and_not_beside_itself(tmp_path: pathlib.Path) -> None:
+    run, other = imported(tmp_path, "a"), imported(tmp_path, "b")
+    code, said, why = compared(run, run)
+    assert code == 2 and not said and "beside itself" in why
+    code, said, why = compared(run, other, other)
+    assert code == 2 and not said and "the same run" in why
+
+
+def test_evidence_that_cannot_be_verified_is_at_best_inconclusive(tmp_path: pathlib.Path) -> None:
+    run, other = imported(tmp_path, "a"), imported(tmp_path, "b")
+    assert compared(run, other)[0] == 0
+    other.manifest.unlink()
+    code, _, why = compared(run, other)
+    assert code == 3 and "cannot be verified" in why
+
+
+def test_a_run_of_another_world_than_meant_is_told(tmp_path: pathlib.Path) -> None:
+    run = imported(tmp_path, "a")
+    _, _, why = compared(run, imported(tmp_path, "b"))
+    assert f"{run.path}: a run of the world 'real' in place of one of 'sim'" in why
+
+
+def test_what_some_of_the_real_runs_lack_is_told(tmp_path: pathlib.Path) -> None:
+    def without(run: Run) -> None:
+        asked = find(run, "s3_scale_in_submitted")["t"]
+        run["events.json"][:] = [
+            one for one in run["events.json"] if one["t"] < asked or not one["event"].startswith("s3")
+        ]
+
+    found = compare(imported(tmp_path, "a"), [imported(tmp_path, "b"), imported(tmp_path, "c", alter=without)])
+    lacking = {one.name for one in found.rows if one.without}
+    assert "in 3 asked -> sigkill 1" in lacking
+    assert "  in 3 asked -> sigkill 1: in 1 of 2 real runs; the median is of those" in summary(found)
+    assert any(one["real_runs_without"] == 1 for one in found.as_json()["rows"])
+
+
+def test_an_excuse_within_another_is_for_something(tmp_path: pathlib.Path) -> None:
+    whole = imported(tmp_path, "a")
+    found = compare(imported(tmp_path, "b", alter=no_faults), [whole], {"*": "all", "faults": "none"})
+    assert next(one.excuse for one in found.rows if one.name == "faults") == "all"
+
+
+def no_faults(run: Run) -> None:
+    run["events.json"][:] = [one for one in run["events.json"] if "kill" not in one["event"]]
 
 
 BESIDE = (
