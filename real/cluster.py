@@ -223,7 +223,7 @@ _ASK_HEAD = "import sys; from ray._raylet import GcsClient; GcsClient(address=sy
 def head_problem(address: str) -> str:
     """Why nothing can be run on the cluster whose head is at ``host:port``; empty when a head answers there."""
     host, _, port = address.rpartition(":")
-    if not (host and port.isascii() and port.isdigit() and int(port) < 65536):
+    if "/" in host or not (host and port.isascii() and port.isdigit() and int(port) < 65536):
         return "write it as host:port, the address of the cluster's head"
     try:
         socket.create_connection((host, int(port)), timeout=_ANSWERS_WITHIN_S).close()

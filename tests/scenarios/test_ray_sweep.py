@@ -67,6 +67,7 @@ def test_a_seed_that_takes_its_worker_along_is_lost_and_the_others_go_on(
         ("nowhere", "host:port"),
         ("host:port", "host:port"),
         ("127.0.0.1:99999", "host:port"),
+        ("ray://127.0.0.1:10001", "host:port"),
         ("127.0.0.1:1", "nobody answers there"),
     ],
 )
@@ -97,6 +98,22 @@ def test_what_answers_at_an_address_and_is_no_ray_is_told(monkeypatch: pytest.Mo
             threading.Thread(target=close_at_once, daemon=True).start()
         with pytest.raises(BadInput, match="what answers there is no head of a Ray cluster"):
             check_address(f"127.0.0.1:{server.getsockname()[1]}")
+
+
+@pytest.mark.parametrize(
+    ("named", "said"),
+    [("127.0.0.1:1", "RAY_ADDRESS names .*:1, and nobody answers there"), ("local", "is no cluster that runs"),
+     ("127.0.0.1", "--ray auto: "), ("ray://127.0.0.1:10001", "--ray auto: ")],
+)  # fmt: skip
+def test_a_cluster_of_the_environment_that_is_gone_is_told_at_once(
+    monkeypatch: pytest.MonkeyPatch, named: str, said: str
+) -> None:
+    pytest.importorskip("ray")
+    from scenarios.ray_workers import check_address
+
+    monkeypatch.setenv("RAY_ADDRESS", named)
+    with pytest.raises(BadInput, match=said):
+        check_address("auto")
 
 
 # --- clusters of three raylets, each in a process of its own ---
