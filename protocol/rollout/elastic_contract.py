@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr, model_validator
 
-from protocol.scaling.contract import Direction
+from protocol.scaling.contract import MOST_REPLICAS, Direction
 
 RolloutState = Literal[
     "PENDING", "CREATING", "CONNECTING", "HEALTH_CHECKING", "WEIGHT_SYNCING", "READY", "ACTIVE", "PARTIAL", "CANCELLED",
@@ -56,7 +56,7 @@ class _Body(BaseModel):
 class RolloutOutBody(_Body):
     """Body of POST /scale_out: a total of replicas, or engines that are there already."""
 
-    num_replicas: Annotated[StrictInt, Field(gt=0)] | None = None
+    num_replicas: Annotated[StrictInt, Field(gt=0, le=MOST_REPLICAS)] | None = None
     """Replicas in all, never a difference."""
     engine_urls: Annotated[list[StrictStr], Field(min_length=1, max_length=1024)] | None = None
     """Engines that somebody else has started; those that are known already are passed over."""
@@ -71,7 +71,7 @@ class RolloutOutBody(_Body):
 class RolloutInBody(_Body):
     """Body of POST /scale_in."""
 
-    num_replicas: Annotated[StrictInt, Field(gt=0)]
+    num_replicas: Annotated[StrictInt, Field(gt=0, le=MOST_REPLICAS)]
     """Replicas in all, never a difference."""
     force: StrictBool = False
     """Do not wait for what is in flight: it moves to other replicas."""

@@ -427,7 +427,7 @@ def _first(error: ValidationError) -> str:
 _RIGHT: Final = {
     "": "send a JSON object with num_replicas, and with what is wanted of model_name, timeout_secs, idempotency_key",
     "model_name": "model_name is a string; default, null or none at all is the only configured model",
-    "num_replicas": "num_replicas is the total number of replicas, an integer above 0",
+    "num_replicas": "num_replicas is the total number of replicas, an integer from 1 to 10**12",
     "timeout_secs": "timeout_secs is the budget of the whole operation in seconds, a number above 0; null: the default",
     "idempotency_key": "idempotency_key is a string; null or none at all: without a key",
 }

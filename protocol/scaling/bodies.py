@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr, model_validator
 
-from protocol.scaling.contract import Direction
+from protocol.scaling.contract import MOST_REPLICAS, Direction
 
 
 class SubmitBody(BaseModel):
@@ -20,7 +20,7 @@ class SubmitBody(BaseModel):
 
     model_name: StrictStr | None = "default"
     """``default`` (or null): the only configured model."""
-    num_replicas: Annotated[StrictInt, Field(gt=0)]
+    num_replicas: Annotated[StrictInt, Field(gt=0, le=MOST_REPLICAS)]
     """Replicas in all, never a difference."""
     timeout_secs: Annotated[float, Field(gt=0, allow_inf_nan=False, strict=True)] | None = None
     """Budget of the whole operation from its submission; null: the server's default."""

@@ -12,6 +12,8 @@ from protocol.messages import EngineAddress, message
 from protocol.ports import Placement
 
 Direction = Literal["scale_out", "scale_in"]
+MOST_REPLICAS: Final = 10**12
+"""A total that is asked for is no larger, as in a scenario: evidence holds whole numbers of 64 bits."""
 State = Literal[
     "PENDING", "CREATING", "HEALTH_CHECKING", "READY", "ACTIVE", "PARTIAL", "DRAINING", "REMOVING", "COMPLETED",
     "FAILED",

@@ -16,7 +16,7 @@ _MEANS = {
     "NOT_CANCELLABLE": "a replica of the scale-out has been connected, or it is over; it goes on",
     "CONFLICT": "another operation of the model is at work, or over but not clean",
     "IDEMPOTENCY_CONFLICT": "the key was used with another body; use a new key",
-    "INVALID_TYPE": "a field has a wrong type; `detail` says what to send (num_replicas: an integer above 0)",
+    "INVALID_TYPE": "a field has a wrong type; `detail` says what to send (num_replicas: an integer from 1 to 10**12)",
     "DISCOVERY_FAILED": "the gateway does not answer; nothing was admitted",
     "CAPACITY_UNKNOWN": "the manager does not say how many there are; nothing was admitted",
     "NOT_KEPT": "the answer could not be put on record; ask again with the same key, or look at the status",

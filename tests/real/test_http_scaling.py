@@ -149,7 +149,8 @@ def _history(client: Client, at_least: int) -> list[dict[str, Any]]:
         ("POST", "/genrm/scale_out", b"", 400, "INVALID_REQUEST_ERROR"),
         ("POST", "/genrm/scale_out", [], 422, "INVALID_TYPE"),
         *(("POST", "/genrm/scale_in", {"num_replicas": wrong}, 422, "INVALID_TYPE")
-          for wrong in (True, "2", 2.0, 2.5, None, 0, -1)),
+          for wrong in (True, "2", 2.0, 2.5, None, 0, -1, 10**12 + 1, 10**300)),
+        ("POST", "/genrm/scale_out", {"num_replicas": 1 << 63}, 422, "INVALID_TYPE"),  # no evidence could hold it
         ("POST", "/genrm/scale_in", {"num_replicas": 1, "model_name": "other"}, 400, "UNKNOWN_MODEL"),
         ("POST", "/genrm/scale_in", b"x" * 70_000, 413, "REQUEST_TOO_LARGE"),
         ("GET", "/genrm/engines?all=1", None, 400, "INVALID_REQUEST_ERROR"),
