@@ -6,6 +6,7 @@ and go with the cluster: a node that joins is used within seconds.
 
 from __future__ import annotations
 
+import socket
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
@@ -17,6 +18,8 @@ from ray.exceptions import RayError, RayTaskError
 _LOOK_S = 2.0  # between two looks at how many CPUs the cluster has
 _MOST_LOSSES = 3
 _STARTS_WITHIN_S = 300.0
+_HEAD_GONE_S = 30.0
+"""One that comes back sooner is waited for. Ray itself waits twice as long."""
 _STILLBORN = 5
 """So many times in a row may actors be lost before they begin: a node may be lost just then; more will never begin."""
 
@@ -30,6 +33,10 @@ class Abandoned(NamedTuple):
 
 class WorkFailed(Exception):
     """The work itself raised, or no actor can be started; the text says what."""
+
+
+class HeadLost(WorkFailed):
+    """The head of the cluster has gone. Ray would end this process for that, a minute later, with exit code 1."""
 
 
 class _Slot:
@@ -79,6 +86,7 @@ def in_slots(
 
     Raises:
         WorkFailed: ``work`` raised, or no actor could be started in five minutes.
+        HeadLost: for half a minute nobody answered at the address of the cluster's head.
     """
     kind = ray.remote(num_cpus=1, max_restarts=0, scheduling_strategy="SPREAD")(work)
     pool = _Pool(kind, arguments, items, most, tell)
@@ -86,6 +94,9 @@ def in_slots(
         while pool.todo or any(slot.open for slot in pool.slots):
             pool.fill(batch)
             yield from pool.next()
+    except HeadLost:
+        pool.slots.clear()  # there is nobody who could be asked to end them
+        raise
     finally:
         for slot in pool.slots:
             slot.end()
@@ -112,22 +123,39 @@ class _Pool:
         self._stillborn_at = float("-inf")
         self._wanted = 0
         self._looked_at = float("-inf")
+        self._head_answered_at = time.monotonic()
+        self._head_here = True
 
     def fill(self, batch: int) -> None:
         """As many actors as there are CPUs and work, each with something to do."""
         now = time.monotonic()
         if now - self._looked_at >= _LOOK_S:
             self._looked_at = now
-            self._wanted = max(1, cpus()) if self._most is None else self._most
+            self._head_here = self._head_answers(now)
+            if self._head_here:
+                self._wanted = max(1, cpus()) if self._most is None else self._most
         for slot in [slot for slot in self.slots if slot.began and not slot.open]:
             if self.todo:
                 slot.give(self._take(batch))
-            else:  # nobody would notice its death, and what it is given then would be blamed for that
+            elif self._head_here:  # nobody would notice its death, and what it is given then would be blamed for that
                 self.slots.remove(slot)
                 slot.end()
         busy = sum(1 for slot in self.slots if slot.open)
-        while len(self.slots) < self._wanted and len(self.slots) - busy < len(self.todo):
+        while self._head_here and len(self.slots) < self._wanted and len(self.slots) - busy < len(self.todo):
             self.slots.append(_Slot(self._kind, self._arguments))
+
+    def _head_answers(self, now: float) -> bool:
+        """Whether Ray may be asked for anything that the head knows: without one it would not come back."""
+        address = ray.get_runtime_context().gcs_address
+        host, _, port = address.rpartition(":")
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), timeout=_LOOK_S).close()
+        except OSError as error:
+            if now - self._head_answered_at > _HEAD_GONE_S:
+                raise HeadLost(f"the head of the cluster, {address}, has gone ({error.strerror or error})") from None
+            return False
+        self._head_answered_at = time.monotonic()
+        return True
 
     def _take(self, batch: int) -> list[int]:
         """The next items for one actor. A suspect goes alone."""
@@ -139,6 +167,9 @@ class _Pool:
     def next(self) -> Generator[tuple[int, Any], None, None]:
         """Wait for something to happen, for a moment; what it is."""
         watched = {slot.waits_for: slot for slot in self.slots if slot.open or not slot.began}
+        if not watched:  # nothing runs, and without a head nothing can be started
+            time.sleep(_LOOK_S / 10)
+            return
         happened, _ = ray.wait(list(watched), num_returns=1, timeout=_LOOK_S)
         for one in happened:
             yield from self._happened(watched[one])

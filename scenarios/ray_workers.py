@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import sys
+import threading
 from collections import deque
 from collections.abc import Generator, Iterator
 from typing import Any
@@ -91,6 +93,7 @@ def _connected(scenario: Scenario, address: str) -> Iterator[None]:
     from real.cluster import ClusterFailed, connect, disconnect
     from scenarios.real_run import packages_of
 
+    before = signal.getsignal(signal.SIGTERM)
     # Ray prints on stdout what it thinks of the death of a node; stdout is for results.
     with open(os.devnull, "w", encoding="utf-8") as nowhere, contextlib.redirect_stdout(nowhere):
         try:
@@ -98,6 +101,8 @@ def _connected(scenario: Scenario, address: str) -> Iterator[None]:
         except ClusterFailed as error:
             raise BadInput(f"{error}; start one with: ray start --head") from error
         try:
+            if threading.current_thread() is threading.main_thread():
+                signal.signal(signal.SIGTERM, before)  # Ray takes it to itself: a stack of its own, and exit code 15
             yield
         finally:
             disconnect()

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import random
+import socket
+import threading
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +16,7 @@ pytest.importorskip("ray")
 from ray.exceptions import ActorDiedError, RayTaskError
 
 from real import slots
-from real.slots import Abandoned, WorkFailed, in_slots
+from real.slots import Abandoned, HeadLost, WorkFailed, in_slots
 
 
 class FakeRay:
@@ -127,6 +130,7 @@ class Doubles:
 
 def played(monkeypatch: pytest.MonkeyPatch, ray: FakeRay) -> FakeRay:
     monkeypatch.setattr(slots, "ray", ray)
+    monkeypatch.setattr(slots._Pool, "_head_answers", lambda *_: True)
     monkeypatch.setattr(slots, "_LOOK_S", 0.0)
     return ray
 
@@ -197,6 +201,21 @@ def test_a_cluster_without_room_is_told(monkeypatch: pytest.MonkeyPatch) -> None
     with pytest.raises(WorkFailed, match="free CPUs"):
         list(in_slots(Doubles, (), range(6), 2, 2))
     assert not ray.alive
+
+
+def test_a_head_that_has_gone_is_told_before_ray_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = slots._Pool._head_answers
+    ray = played(monkeypatch, FakeRay(1, losses=0))
+    monkeypatch.setattr(slots._Pool, "_head_answers", answers)
+    monkeypatch.setattr(slots, "_HEAD_GONE_S", 0.05)
+    ray.wait = lambda watched, **_: ([], watched)  # type: ignore[method-assign]  # nothing comes any more
+    with socket.create_server(("127.0.0.1", 0)) as head:
+        context = SimpleNamespace(gcs_address=f"127.0.0.1:{head.getsockname()[1]}")
+        ray.get_runtime_context = lambda: context  # type: ignore[attr-defined]
+        results = in_slots(Doubles, (), range(6), 2, 2)
+        threading.Timer(0.2, lambda: (head.shutdown(socket.SHUT_RDWR), head.close())).start()
+        with pytest.raises(HeadLost, match="has gone"):
+            next(results)
 
 
 def _dead(one: Any) -> list[Any]:

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import pathlib
+import signal
 import socket
 import subprocess
 import sys
@@ -164,6 +165,13 @@ def test_the_command_uses_a_cluster_and_leaves_it(tmp_path: pathlib.Path, cluste
     mine = "topology.services.chat.components={gateway: 'outside_gateway:Mine'}"
     second = sweep("auto", "--out", "two", "--jobs", "1", "--set", mine, RAY_ADDRESS=cluster)
     assert (second["passed"], second["events"]) == (12, first["events"])
+
+    command = [sys.executable, "-m", "scenarios", "sweep", "minimal", "--seeds", "100000", "--ray", cluster]
+    variables = {**os.environ, **environment()}
+    with subprocess.Popen(command, cwd=tmp_path, env=variables, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None and "of 100000 seeds" in process.stderr.readline()
+        process.terminate()  # as without Ray, which would print a stack and end it with exit code 15
+        assert (process.wait(60), process.stderr.read()) == (-signal.SIGTERM, "")
 
 
 @pytest.mark.ray
