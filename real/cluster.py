@@ -241,6 +241,23 @@ def head_problem(address: str) -> str:
     return ""
 
 
+def head_of_this_machine() -> str:
+    """``host:port`` of what Ray takes for ``auto``: what RAY_ADDRESS names, runs here, or was noted by ``ray start``.
+
+    Raises:
+        ClusterFailed: there is none.
+    """
+    from ray._private.services import canonicalize_bootstrap_address
+
+    try:
+        found = canonicalize_bootstrap_address("auto")
+    except (ConnectionError, ValueError, OSError) as error:
+        raise ClusterFailed(str(error)) from error
+    if found is None:  # Ray would start one, and end it with this process
+        raise ClusterFailed("RAY_ADDRESS is 'local', which is no cluster that runs; name one as host:port")
+    return str(found)
+
+
 def connect(address: str, run: str, packages: list[str]) -> None:
     """Connect this process to a cluster that somebody else has started.
 

@@ -60,31 +60,21 @@ def check_address(address: str) -> None:
     Raises BadInput: Ray is not installed, or of another version; the address is none; nobody answers there.
     """
     try:
-        from real.cluster import head_problem, version_problem
+        from real.cluster import ClusterFailed, head_of_this_machine, head_problem, version_problem
     except ImportError as error:
         raise BadInput(f"--ray: {error}; pip install -e '.[real]'") from error
     if problem := version_problem():
         raise BadInput(f"--ray: {problem}")
     if address == "auto":
-        found = _found_by_ray()
+        try:
+            found = head_of_this_machine()
+        except ClusterFailed as error:
+            raise BadInput(f"--ray auto: {error}; start one with: ray start --head") from error
         if problem := head_problem(found):  # of one that is gone, Ray itself would ask for minutes
             where = "RAY_ADDRESS names" if os.environ.get("RAY_ADDRESS", "auto") != "auto" else "'ray start' noted"
             raise BadInput(f"--ray auto: {where} {found}, and {problem}; start one with: ray start --head")
     elif problem := head_problem(address):
         raise BadInput(f"--ray {address}: {problem}; 'auto' takes the cluster of this machine")
-
-
-def _found_by_ray() -> str:
-    """``host:port`` of what ``auto`` is for Ray. Raises BadInput."""
-    from ray._private.services import canonicalize_bootstrap_address
-
-    try:
-        found = canonicalize_bootstrap_address("auto")
-    except (ConnectionError, ValueError, OSError) as error:
-        raise BadInput(f"--ray auto: {error}; start one with: ray start --head") from error
-    if found is None:  # RAY_ADDRESS=local: Ray would start one, and end it with the sweep
-        raise BadInput("--ray auto: RAY_ADDRESS is 'local', which is no cluster that runs; name one as host:port")
-    return str(found)
 
 
 @contextlib.contextmanager
