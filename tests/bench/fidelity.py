@@ -21,6 +21,8 @@ import click
 from analysis.calibrate_output import profile_text
 from analysis.calibrate_runs import Fit, fit_runs, fitted_profile, pace_said, set_arguments, world_settings
 from analysis.compare.table import AIM_PERCENT, Comparison, amount, compare
+from analysis.errors import BadInput
+from analysis.outputs import require_distinct, require_unchanged
 from analysis.rundir import RunDir
 from analysis.verdict import judge_run
 
@@ -171,10 +173,17 @@ def page(fit_on: Sequence[RunDir], tested: Sequence[RunDir], folder: pathlib.Pat
 @click.option("--out", type=click.Path(path_type=pathlib.Path), default=PAGE, show_default=True)
 def main(fit_on: tuple[pathlib.Path, ...], tested: tuple[pathlib.Path, ...], note: str, out: pathlib.Path) -> None:
     """Fit to some real runs, test on others, and write the page."""
+    try:
+        fitted, others = [RunDir.open(one) for one in fit_on], [RunDir.open(one) for one in tested]
+        require_distinct([*fitted, *others])  # tested on what was fitted to, it would look better than it is
+        for one in (*fitted, *others):
+            if said := require_unchanged(one):
+                raise BadInput(said)
+    except BadInput as error:
+        click.echo(f"error: {error}", err=True)
+        sys.exit(2)
     with tempfile.TemporaryDirectory() as folder:
-        made = page(
-            [RunDir.open(one) for one in fit_on], [RunDir.open(one) for one in tested], pathlib.Path(folder), note
-        )
+        made = page(fitted, others, pathlib.Path(folder), note)
     out.write_text(made, encoding="utf-8")
     print(out)
 
