@@ -9,9 +9,12 @@ holds (``pace_period``). Without a spread nothing is drawn and nothing of this e
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 from sim.engine_cost import EngineProfile
-from sim.random import Stream, Streams, log
+
+if TYPE_CHECKING:
+    from sim.random import Stream
 
 _USUAL_PPM = 1_000_000
 _LEAST_PPM = 1_000
@@ -27,6 +30,8 @@ class Pace:
     __slots__ = ("_median", "_period_ns", "_sigma", "_stream", "ppm", "until_ns")
 
     def __init__(self, profile: EngineProfile, stream: Stream) -> None:
+        from sim.random import log  # brings numpy, which an emulated engine does without unless its pace wanders
+
         spread = profile.pace_spread_ppm / _USUAL_PPM
         self._sigma = math.sqrt(log(1.0 + spread * spread))
         self._median = _USUAL_PPM / math.sqrt(1.0 + spread * spread)  # so that the mean is the usual pace
@@ -49,7 +54,11 @@ def pace_of(profile: EngineProfile, stream: Stream | None, name: str) -> Pace | 
     """
     if not profile.pace_spread_ppm:
         return None
-    return Pace(profile, Streams(0).stream(pace_stream(profile, name)) if stream is None else stream)
+    if stream is None:
+        from sim.random import Streams
+
+        stream = Streams(0).stream(pace_stream(profile, name))
+    return Pace(profile, stream)
 
 
 def pace_stream(profile: EngineProfile, name: str) -> str:
