@@ -11,7 +11,7 @@ engine would send them. ``sim/engine_process.py`` puts it behind addresses, late
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import simpy
 
@@ -36,7 +36,9 @@ from sim.engine_types import (
     WeightSpan,
 )
 from sim.engine_weights import WeightLoad, WeightLoader
-from sim.random import Stream
+
+if TYPE_CHECKING:
+    from sim.random import Stream
 
 __all__ = ["EngineNotListening", "PauseMode", "SimEngine"]
 
