@@ -211,7 +211,7 @@ def test_a_head_that_has_gone_is_told_before_ray_ends_the_process(monkeypatch: p
     ray.wait = lambda watched, **_: ([], watched)  # type: ignore[method-assign]  # nothing comes any more
     with socket.create_server(("127.0.0.1", 0)) as head:
         context = SimpleNamespace(gcs_address=f"127.0.0.1:{head.getsockname()[1]}")
-        ray.get_runtime_context = lambda: context  # type: ignore[attr-defined]
+        ray.get_runtime_context = lambda: context  # type: ignore[attr-defined]  # a stand-in for the module
         results = in_slots(Doubles, (), range(6), 2, 2)
         threading.Timer(0.2, lambda: (head.shutdown(socket.SHUT_RDWR), head.close())).start()
         with pytest.raises(HeadLost, match="has gone"):
