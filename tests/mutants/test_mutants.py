@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Callable
 
 import pytest
 
@@ -10,7 +11,6 @@ from tests.mutants.registry import Mutant, all_mutants
 from tests.mutants.trial import try_mutant
 
 MUTANTS = tuple(all_mutants())
-BY_NAME = pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name.replace(" ", "-"))
 IN_CI = 3
 """Of one mutant in so many .ci/run tries the second seed too: of all it takes four minutes of processor time."""
 
@@ -19,25 +19,28 @@ def _second_in_ci(mutant: Mutant) -> bool:
     return zlib.crc32(mutant.name.encode()) % IN_CI == 0  # by its name, so that a new one moves no other
 
 
-@BY_NAME
+def _by_name(in_ci: Callable[[Mutant], bool] = lambda mutant: True) -> pytest.MarkDecorator:
+    """A test of each mutant, named after it; long of those that .ci/run leaves out."""
+    marks = {True: (), False: (pytest.mark.long,)}
+    each = [pytest.param(one, id=one.name.replace(" ", "-"), marks=marks[in_ci(one)]) for one in MUTANTS]
+    return pytest.mark.parametrize("mutant", each)
+
+
+@_by_name()
 def test_the_first_seed_catches_it(mutant: Mutant) -> None:
     trial = try_mutant(mutant, mutant.seeds[0])
     assert trial.caught, trial.explain()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "mutant",
-    [pytest.param(mutant, marks=() if _second_in_ci(mutant) else pytest.mark.long) for mutant in MUTANTS],
-    ids=[mutant.name.replace(" ", "-") for mutant in MUTANTS],
-)
+@_by_name(_second_in_ci)
 def test_the_second_seed_catches_it(mutant: Mutant) -> None:
     _each_catches_it(mutant, mutant.seeds[1:2])
 
 
 @pytest.mark.slow
-@pytest.mark.long  # the museum, which is made by hand, runs them all
-@BY_NAME
+@pytest.mark.long  # by hand: the museum stops at the first seed that catches
+@_by_name()
 def test_further_seeds_catch_it(mutant: Mutant) -> None:
     _each_catches_it(mutant, mutant.seeds[2:])
 
